@@ -1,1 +1,1 @@
-"""Plain data and small services every layer shares: specs, records, errors, run folders. No torch."""
+"""Plain data and small services that every layer shares: specs, records, errors. No torch."""

@@ -1,4 +1,4 @@
-"""The one question evaluation and RL ask of a model: complete these prompts, score these continuations.
+"""What evaluation and RL ask of a model: complete these prompts, score these continuations.
 
 An in-process engine, our server and anybody's OpenAI-compatible server all answer it, so they are
 interchangeable. Prompts travel as token ids or text; results always carry token ids.

@@ -1,7 +1,7 @@
 """Typed errors for mistakes a user can make and mend.
 
-Each is also a stdlib type, so callers that know nothing of Lockstep still catch it. A message is one
-sentence: what was got, what was wanted, and the remedy, in numbers. The CLI prints the sentence
+Each is also a stdlib type, so callers that know nothing of Lockstep still catch it. A message is
+one sentence: what was got, what was wanted, and the remedy, in numbers. The CLI prints the sentence
 alone and exits 2; bugs of our own stay ordinary exceptions with a traceback.
 """
 
@@ -27,7 +27,7 @@ class FetchError(LockstepError, OSError):
 
 
 class RequestError(LockstepError, ValueError):
-    """A generation request is invalid. `param` names the field at fault, in the OpenAI API's terms."""
+    """A generation request is invalid; `param` names the field, in the OpenAI API's terms."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -36,4 +36,4 @@ class RequestError(LockstepError, ValueError):
 
 
 class CapacityError(LockstepError, RuntimeError):
-    """The work needs more of a fixed resource (KV blocks, memory) than there is; says both numbers."""
+    """The work needs more of a fixed resource (KV blocks, memory) than there is; says both."""

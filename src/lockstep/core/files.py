@@ -33,7 +33,7 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to fill; on success it is synced and renamed to `path`, else removed."""
+    """Yield a temporary path to fill; on success it is synced and renamed to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     os.close(handle)
@@ -50,10 +50,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder to fill; on success every file is synced and the folder renamed to `path`.
+    """Yield a temporary folder to fill; on success it is synced and renamed to `path`.
 
-    An existing `path` is moved aside first and removed last, so a crash leaves the old or the new one
-    (or, between two renames, both under a hidden name), never a mixture.
+    An existing `path` is moved aside first and removed last, so a crash leaves the old or the new
+    one (or, between two renames, both under a hidden name), never a mixture.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))

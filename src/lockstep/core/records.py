@@ -2,8 +2,9 @@
 
 Logprobs come in two kinds, never mixed up:
 - `logprob`: log-softmax of the model's raw logits at the chosen token;
-- `sampling_logprob`: the same after bias, penalties, temperature and truncation: the log-probability with
-  which the token was actually drawn (0.0 for greedy). This is RL's behaviour logprob.
+- `sampling_logprob`: the same after bias, penalties, temperature and truncation: the
+  log-probability with which the token was actually drawn (0.0 for greedy). This is RL's behaviour
+  logprob.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleDelta:
-    """What one engine step added to one sample of a request; concatenated deltas equal the Sample."""
+    """What one engine step added to one sample; concatenated deltas equal the Sample."""
 
     request_id: str
     index: int

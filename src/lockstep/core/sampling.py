@@ -18,7 +18,7 @@ MAX_STOP_STRINGS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How tokens are drawn and when a request ends. Raises RequestError, naming the field, when invalid."""
+    """How tokens are drawn and when a request ends; RequestError names an invalid field."""
 
     max_tokens: int = 16
     min_tokens: int = 0
@@ -43,7 +43,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
-    """Number of most likely alternatives to report for each generated token; 0 reports the token's own."""
+    """Most likely alternatives to report for each generated token; 0 reports the token's own."""
     prompt_logprobs: int | None = None
     """The same for each prompt token but the first."""
 
@@ -68,7 +68,8 @@ class SamplingParams:
             _real("logit_bias", bias, low=-100.0, high=100.0)
         if len(self.stop) > MAX_STOP_STRINGS:
             raise RequestError(
-                f"got {len(self.stop)} stop strings; at most {MAX_STOP_STRINGS} are allowed", param="stop"
+                f"got {len(self.stop)} stop strings; at most {MAX_STOP_STRINGS} are allowed",
+                param="stop",
             )
         if any(not text for text in self.stop):
             raise RequestError("a stop string is empty; give at least one character", param="stop")
@@ -90,5 +91,7 @@ def _real(name: str, value: object, *, low: float, high: float, exclude_low: boo
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise RequestError(f"{name} must be a finite number, got {value!r}", param=name)
     if value < low or value > high or (exclude_low and value == low):
-        bound = f"above {low:g} and at most {high:g}" if exclude_low else f"from {low:g} to {high:g}"
+        bound = (
+            f"above {low:g} and at most {high:g}" if exclude_low else f"from {low:g} to {high:g}"
+        )
         raise RequestError(f"{name} must be {bound}, got {value:g}", param=name)
