@@ -1,0 +1,72 @@
+# Lockstep's commands. `make demo` and `make test` are the two a newcomer needs; both make what they
+# need first. PYTHON names the interpreter that .venv is made from (3.11 or newer).
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip
+PYTEST := $(BIN)/pytest
+INSTALL_INPUTS := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all check format bench native wheel clean
+
+help:  ## List the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: .venv/.dev native  ## Make .venv with everything development needs
+
+demo: .venv/.run  ## From checkpoint to served answer on SmolLM2-135M, in at most 10 minutes
+	$(BIN)/lockstep demo
+
+test: setup  ## Run the tests that need no download (at most 10 minutes on 2 cores)
+	$(PYTEST)
+
+test-all: setup  ## Run every test, the slow ones on the real model included
+	$(PYTEST) -m "not gpu"
+
+check: setup  ## Lint, format, types, layers, file sizes, links
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python scripts/check_sizes.py
+	$(BIN)/python scripts/check_links.py
+	$(BIN)/python scripts/check_native_symbols.py
+
+format:  ## Let ruff format and mend what it can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/.bench native  ## Measure Lockstep beside llama.cpp and transformers; see benchmarks/
+	$(BIN)/python benchmarks/side_by_side.py
+
+# A second or two after a change: rebuilds what changed and puts the library next to its sources.
+native: .venv/.dev  ## Rebuild the native CPU kernels in place
+	@PATH="$(CURDIR)/$(BIN):$$PATH" && \
+	{ test -f build/native/build.ninja || cmake -S . -B build/native -G Ninja; } && \
+	cmake --build build/native
+
+wheel: .venv/.dev  ## Build the wheel into dist/
+	$(PIP) wheel . --no-deps --wheel-dir dist
+
+clean:  ## Remove build outputs and caches, not .venv and not runs/
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -f src/lockstep/kernels/liblockstep_native.so
+	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/pip:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Lockstep needs Python 3.11 or newer, $(PYTHON) is {v[0]}.{v[1]}; call make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+
+# What a user gets: pip builds the kernels on the way.
+.venv/.run: $(INSTALL_INPUTS) | .venv/bin/pip
+	$(PIP) install --progress-bar on -e .
+	@touch $@
+
+# What a developer gets: the kernels are left to `make native`, which builds only what changed.
+.venv/.dev: $(INSTALL_INPUTS) | .venv/bin/pip
+	$(PIP) install -C wheel.cmake=false -e '.[dev]'
+	@touch .venv/.run $@
+
+.venv/.bench: .venv/.dev
+	$(PIP) install -C wheel.cmake=false -e '.[dev,bench]'
+	@touch $@
