@@ -1,0 +1,123 @@
+"""Documents laid end to end into micro-batches, with no document seeing its neighbours.
+
+Each micro-batch holds at most `max_tokens` tokens; `cu_seqlens_S1` tells attention where documents begin and
+positions restart at 0, so a packed document has the logprobs and gradients it has alone. Documents are placed
+by best-fit decreasing: longest first, each into the fullest micro-batch that still has room. The result depends
+on the documents only. Does not shuffle (see `order`) and does not shorten documents (see `dataset`).
+
+Shapes: T packed tokens, S documents, R tokens that carry loss.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.core.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """One token sequence. Entry i of every array belongs to token i; the first token is never predicted."""
+
+    token_ids: Sequence[int] | np.ndarray
+    loss_weights: Sequence[float] | np.ndarray
+    """Weight of each token's loss; 0 for context."""
+    columns: Mapping[str, Sequence[float] | np.ndarray] = field(default_factory=dict)
+    """Further numbers a loss needs for each token, such as advantages."""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_loss_tokens(self) -> int:
+        return int(np.count_nonzero(np.asarray(self.loss_weights)[1:]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """One forward and backward pass. The R rows are those with a non-zero loss weight, in order."""
+
+    tokens_T: Tensor
+    positions_T: Tensor
+    cu_seqlens_S1: Tensor
+    rows_R: Tensor
+    """Row of `hidden_TD` that predicts each loss token: one before the token itself."""
+    targets_R: Tensor
+    weights_R: Tensor
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    """The documents' columns at the loss tokens, R values each."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.tokens_T.numel()
+
+    @property
+    def num_loss_tokens(self) -> int:
+        return self.targets_R.numel()
+
+
+def pack(documents: Sequence[Document], *, max_tokens: int) -> list[MicroBatch]:
+    """Micro-batches of at most `max_tokens` tokens that hold every document once."""
+    bins = best_fit([len(document) for document in documents], capacity=max_tokens)
+    return [_lay_end_to_end([documents[index] for index in indices]) for indices in bins]
+
+
+def total_weight(micro_batches: Iterable[MicroBatch]) -> float:
+    """Sum of all loss weights: what a token mean over the global batch is divided by."""
+    return float(sum(batch.weights_R.sum(dtype=torch.float64).item() for batch in micro_batches))
+
+
+def best_fit(lengths: Sequence[int], *, capacity: int) -> list[list[int]]:
+    """Indices into `lengths`, grouped so that no group's sum exceeds `capacity` (best-fit decreasing)."""
+    bins: list[list[int]] = []
+    free: list[tuple[int, int]] = []  # (room left, bin), ascending
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        length = lengths[index]
+        if length > capacity:
+            raise DataError(
+                f"a document has {length} tokens and a micro-batch holds {capacity}; raise "
+                f"--micro-batch-tokens to at least {length} or lower --max-length to {capacity}"
+            )
+        place = bisect_left(free, (length, -1))
+        if place == len(free):
+            bins.append([index])
+            insort(free, (capacity - length, len(bins) - 1))
+        else:
+            room, chosen = free.pop(place)
+            bins[chosen].append(index)
+            insort(free, (room - length, chosen))
+    return [sorted(indices) for indices in bins]
+
+
+def _lay_end_to_end(documents: Sequence[Document]) -> MicroBatch:
+    lengths = np.array([len(document) for document in documents])
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    tokens = np.concatenate(
+        [np.asarray(document.token_ids, dtype=np.int64) for document in documents]
+    )
+    weights = np.concatenate(
+        [np.asarray(document.loss_weights, dtype=np.float32) for document in documents]
+    )
+    weights[starts[:-1]] = 0.0  # nothing predicts a first token
+    loss_tokens = np.flatnonzero(weights)
+    columns = {
+        name: np.concatenate(
+            [np.asarray(document.columns[name], dtype=np.float32) for document in documents]
+        )
+        for name in documents[0].columns
+    }
+    return MicroBatch(
+        tokens_T=torch.from_numpy(tokens),
+        positions_T=torch.from_numpy(np.arange(len(tokens)) - np.repeat(starts[:-1], lengths)),
+        cu_seqlens_S1=torch.from_numpy(starts.astype(np.int32)),
+        rows_R=torch.from_numpy(loss_tokens - 1),
+        targets_R=torch.from_numpy(tokens[loss_tokens]),
+        weights_R=torch.from_numpy(weights[loss_tokens]),
+        columns={name: torch.from_numpy(values[loss_tokens]) for name, values in columns.items()},
+    )
