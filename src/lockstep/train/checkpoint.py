@@ -1,9 +1,10 @@
-"""Training checkpoints: whole or absent, verified before use, and enough to continue to the same bits.
+"""Training checkpoints: whole or absent, verified before use, enough to continue to the same bits.
 
-A folder `checkpoint-<step>` holds the trainable fp32 parameters, the optimizer's state, torch's random state,
-the caller's own state (the place in the data), the run's configuration, and `manifest.json` with the sha256 of
-each. It is written under a hidden name, synced and renamed, so a crash at any instant leaves the last good one.
-Frozen weights are not stored: the caller puts their fingerprint into the configuration instead.
+A folder `checkpoint-<step>` holds the trainable fp32 parameters, the optimizer's state, torch's
+random state, the caller's own state (the place in the data), the run's configuration, and
+`manifest.json` with the sha256 of each. It is written under a hidden name, synced and renamed, so
+a crash at any instant leaves the last good one. Frozen weights are not stored: the caller puts
+their fingerprint into the configuration instead.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def save(
 
 
 def latest(root: Path, *, on_message: Callable[[str], None] = print) -> Path | None:
-    """Newest checkpoint under `root` whose files are all there and undamaged; says which ones it passes over."""
+    """Newest checkpoint under `root` that is whole and undamaged; says which ones it passes over."""
     for folder in _folders(root):
         try:
             verify(folder)
@@ -83,7 +84,8 @@ def verify(folder: Path) -> None:
     manifest = _read_json(folder / "manifest.json")
     if manifest.get("format") != FORMAT_VERSION:
         raise CheckpointError(
-            f"{folder} has checkpoint format {manifest.get('format')!r}; this version reads {FORMAT_VERSION}"
+            f"{folder} has checkpoint format {manifest.get('format')!r}; "
+            f"this version reads {FORMAT_VERSION}"
         )
     for name, expected in manifest["files"].items():
         file = folder / name
@@ -102,10 +104,10 @@ def load(
     config: Mapping[str, Any],
     may_differ: Sequence[str] = (),
 ) -> Checkpoint:
-    """Restore parameters, optimizer and random state in place. `folder` comes from `latest`, thus verified.
+    """Restore parameters, optimizer and random state in place; `latest` has verified `folder`.
 
-    Raises ConfigError when the checkpoint's configuration differs from `config` in a key (dotted path) that is
-    not in `may_differ`: continuing under other settings would be another run.
+    Raises ConfigError when the checkpoint's configuration differs from `config` in a key (dotted
+    path) that is not in `may_differ`: continuing under other settings would be another run.
     """
     saved_config = _read_json(folder / "config.json")
     require_same_config(saved_config, config, may_differ=may_differ, where=str(folder))
@@ -150,7 +152,7 @@ def _folders(root: Path) -> list[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """Rename first, so that a crash while deleting does not leave something that looks like a checkpoint."""
+    """Rename first, so that a crash while deleting leaves nothing that looks like a checkpoint."""
     grave = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=".old"))
     folder.rename(grave / folder.name)
     shutil.rmtree(grave, ignore_errors=True)

@@ -1,7 +1,8 @@
 """AdamW on fp32 master weights, global-norm clipping in a fixed order, and learning-rate schedules.
 
-Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019); the update itself is torch's.
-The rate is a function of the step number, not an object with state, so there is nothing to restore.
+Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019); the update itself
+is torch's. The rate is a function of the step number, not an object with state, so there is
+nothing to restore.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class ScheduleConfig:
     lr_schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """Shape after warm-up."""
     warmup_steps: int = 0
-    """Steps over which the rate rises linearly; the first step already has 1/warmup_steps of the peak."""
+    """Steps over which the rate rises linearly; the first has 1/warmup_steps of the peak."""
     min_lr_ratio: float = 0.0
     """Where cosine and linear end, as a fraction of the peak."""
 
@@ -119,7 +120,7 @@ def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[nn.Parameter], *, max_norm: float | None) -> float:
-    """Scale gradients in place so that their global L2 norm is at most `max_norm`; return the norm before."""
+    """Scale gradients in place to a global L2 norm of at most `max_norm`; return the norm before."""
     gradients = [weight.grad for weight in parameters if weight.grad is not None]
     norm = global_norm(gradients)
     if max_norm is not None and norm > max_norm and math.isfinite(norm):
@@ -130,7 +131,8 @@ def clip_gradients(parameters: Iterable[nn.Parameter], *, max_norm: float | None
 def global_norm(tensors: Sequence[Tensor]) -> float:
     """L2 norm over all elements, the same to the bit for any number of threads.
 
-    Squares are summed in blocks of 1,024 and the blocks by `math.fsum`, which rounds once and so has no order.
+    Squares are summed in blocks of 1,024 and the blocks by `math.fsum`, which rounds once and so
+    has no order.
     """
     block_sums: list[float] = []
     for tensor in tensors:

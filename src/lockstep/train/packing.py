@@ -1,9 +1,10 @@
 """Documents laid end to end into micro-batches, with no document seeing its neighbours.
 
-Each micro-batch holds at most `max_tokens` tokens; `cu_seqlens_S1` tells attention where documents begin and
-positions restart at 0, so a packed document has the logprobs and gradients it has alone. Documents are placed
-by best-fit decreasing: longest first, each into the fullest micro-batch that still has room. The result depends
-on the documents only. Does not shuffle (see `order`) and does not shorten documents (see `dataset`).
+Each micro-batch holds at most `max_tokens` tokens; `cu_seqlens_S1` tells attention where
+documents begin and positions restart at 0, so a packed document has the logprobs and gradients it
+has alone. Documents are placed by best-fit decreasing: longest first, each into the fullest
+micro-batch that still has room. The result depends on the documents only. Does not shuffle (see
+`order`) and does not shorten documents (see `dataset`).
 
 Shapes: T packed tokens, S documents, R tokens that carry loss.
 """
@@ -23,7 +24,7 @@ from lockstep.core.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """One token sequence. Entry i of every array belongs to token i; the first token is never predicted."""
+    """One token sequence. Entry i of every array belongs to token i; nothing predicts token 0."""
 
     token_ids: Sequence[int] | np.ndarray
     loss_weights: Sequence[float] | np.ndarray
@@ -74,7 +75,7 @@ def total_weight(micro_batches: Iterable[MicroBatch]) -> float:
 
 
 def best_fit(lengths: Sequence[int], *, capacity: int) -> list[list[int]]:
-    """Indices into `lengths`, grouped so that no group's sum exceeds `capacity` (best-fit decreasing)."""
+    """Indices into `lengths`, grouped so that no group's sum exceeds `capacity`."""
     bins: list[list[int]] = []
     free: list[tuple[int, int]] = []  # (room left, bin), ascending
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):

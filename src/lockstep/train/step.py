@@ -1,8 +1,9 @@
 """One optimizer step from a list of micro-batches, for any loss that is a sum over tokens.
 
-The gradient is that of `sum over micro-batches of loss_fn(model, micro_batch).total / normaliser`. The
-normaliser is known before the first forward (for a token mean, the number of loss tokens in the *global*
-batch), so gradient accumulation equals the big batch: no mean of means.
+The gradient is that of `sum over micro-batches of loss_fn(model, micro_batch).total /
+normaliser`. The normaliser is known before the first forward (for a token mean, the number of
+loss tokens in the *global* batch), so gradient accumulation equals the big batch: no mean of
+means.
 
 Shapes: T packed tokens, D hidden, R tokens that carry loss.
 """
@@ -57,7 +58,8 @@ def target_logprobs(
 ) -> Tensor:
     """Log-probability of each loss token given what precedes it in its document: R values, fp32.
 
-    Only the R rows that carry loss meet the vocabulary projection; a row's bits do not depend on the others.
+    Only the R rows that carry loss meet the vocabulary projection; a row's bits do not depend on
+    the others.
     """
     attention = PackedAttention(micro_batch.cu_seqlens_S1)
     hidden_TD = model(micro_batch.tokens_T, micro_batch.positions_T, attention)
@@ -82,7 +84,7 @@ def train_step(
     normaliser: float,
     max_grad_norm: float | None = 1.0,
 ) -> StepMetrics:
-    """Accumulate, clip, step. Raises DivergenceError before the weights change if the gradient is not finite."""
+    """Accumulate, clip, step; DivergenceError, with the weights untouched, if a value is not finite."""
     optimizer.zero_grad(set_to_none=True)
     loss_sum = 0.0
     sums: dict[str, float] = {}
@@ -95,8 +97,8 @@ def train_step(
     grad_norm = clip_gradients(trainable_parameters(model), max_norm=max_grad_norm)
     if not (abs(grad_norm) < float("inf") and abs(loss_sum) < float("inf")):
         raise DivergenceError(
-            f"the loss is {loss_sum / normaliser:g} and the gradient norm {grad_norm:g}; lower the learning rate "
-            f"(now {optimizer.param_groups[0]['lr']:g}) or look for damaged records in this step's batch"
+            f"the loss is {loss_sum / normaliser:g} and the gradient norm {grad_norm:g}; lower the "
+            f"learning rate (now {optimizer.param_groups[0]['lr']:g}) or look for damaged records"
         )
     optimizer.step()
     return StepMetrics(

@@ -69,7 +69,7 @@ class Trainer:
     def save(
         self, root: Path, *, state: Mapping[str, Any], config: Mapping[str, Any], keep: int = 2
     ) -> Path:
-        """Checkpoint after `step` updates; `state` is what the caller needs to continue from here."""
+        """Checkpoint after `step` updates; `state` is what the caller needs to continue."""
         return checkpoint.save(
             root,
             step=self.step,
@@ -88,7 +88,7 @@ class Trainer:
         may_differ: Sequence[str] = (),
         on_message: Callable[[str], None] = print,
     ) -> dict[str, Any] | None:
-        """Continue from the newest undamaged checkpoint and return its `state`; None when there is none."""
+        """Continue from the newest undamaged checkpoint and return its `state`, or None."""
         checkpoint.clean_up(root)
         folder = checkpoint.latest(root, on_message=on_message)
         if folder is None:
