@@ -11,15 +11,15 @@ What `rl` builds on (nothing in these modules knows of SFT):
         total_weight(micro_batches) -> float          # the token-mean's normaliser
 
     from lockstep.train.step import LossSum, StepMetrics, target_logprobs, train_step
-        target_logprobs(model, micro_batch, inverse_temperature=1.0) -> logprobs_R   # differentiable
-        loss_fn(model, micro_batch) -> LossSum(total=<scalar sum, not mean>, sums={"name": <scalar>})
+        target_logprobs(model, micro_batch, inverse_temperature=1.0) -> logprobs_R
+        loss_fn(model, micro_batch) -> LossSum(total=<sum, not mean>, sums={"name": <scalar>})
         train_step(model, optimizer, micro_batches, loss_fn, normaliser=..., max_grad_norm=1.0)
             -> StepMetrics(loss, grad_norm, num_tokens, num_loss_tokens, sums)
             gradient of sum(totals) / normaliser, whatever the split into micro-batches
 
     from lockstep.train.trainer import Trainer
         Trainer(model, optimizer=OptimizerConfig(...), schedule=ScheduleConfig(...), num_steps=n)
-        trainer.update(micro_batches, loss_fn, normaliser=...) -> StepMetrics   # sets rate, steps, counts
+        trainer.update(micro_batches, loss_fn, normaliser=...) -> StepMetrics   # also sets the rate
         trainer.save(root, state={...json...}, config={...json...}, keep=2) -> Path
         trainer.resume(root, config={...}, may_differ=("keep",), on_message=print) -> state | None
 

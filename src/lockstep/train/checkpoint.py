@@ -68,7 +68,7 @@ def save(
 
 
 def latest(root: Path, *, on_message: Callable[[str], None] = print) -> Path | None:
-    """Newest checkpoint under `root` that is whole and undamaged; says which ones it passes over."""
+    """Newest checkpoint under `root` that is whole and undamaged; says which it skips."""
     for folder in _folders(root):
         try:
             verify(folder)

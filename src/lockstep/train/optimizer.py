@@ -120,7 +120,7 @@ def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[nn.Parameter], *, max_norm: float | None) -> float:
-    """Scale gradients in place to a global L2 norm of at most `max_norm`; return the norm before."""
+    """Scale gradients in place to a global L2 norm of `max_norm` at most; return it as it was."""
     gradients = [weight.grad for weight in parameters if weight.grad is not None]
     norm = global_norm(gradients)
     if max_norm is not None and norm > max_norm and math.isfinite(norm):

@@ -84,7 +84,7 @@ def train_step(
     normaliser: float,
     max_grad_norm: float | None = 1.0,
 ) -> StepMetrics:
-    """Accumulate, clip, step; DivergenceError, with the weights untouched, if a value is not finite."""
+    """Accumulate, clip, step; DivergenceError (weights untouched) if a value is not finite."""
     optimizer.zero_grad(set_to_none=True)
     loss_sum = 0.0
     sums: dict[str, float] = {}
