@@ -44,4 +44,4 @@ def _table(*columns: str) -> Table:
 
 
 def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
+    return Console(highlight=False)

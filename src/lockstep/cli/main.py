@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from lockstep import __version__
-from lockstep.cli.errors import EXIT_USER_ERROR, exit_code_of
+from lockstep.cli.errors import exit_code_of
+from lockstep.core.errors import ConfigError
 
 COMMANDS = {
     "demo": "The whole road on SmolLM2-135M: fetch, measure, SFT, RL, measure again, serve.",
@@ -24,6 +25,7 @@ COMMANDS = {
     "export": "Write a training checkpoint as a Hugging Face folder or a PEFT adapter.",
     "info": "Show versions, hardware, and which kernels run here.",
 }
+FLAGS = ("--help", "-h", "--version")
 
 
 def build_app() -> App:
@@ -40,11 +42,15 @@ def build_app() -> App:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
-    app = build_app()
+    if arguments and arguments[0] not in {*COMMANDS, *FLAGS}:
+        # Cyclopts would import every command to look for the nearest name.
+        raise ConfigError(f"unknown command {arguments[0]!r}; use one of {', '.join(COMMANDS)}")
     try:
-        result = app(arguments, exit_on_error=False, result_action="return_value")
-    except CycloptsError:  # already printed, with the usage it wanted
-        return EXIT_USER_ERROR
+        result = build_app()(
+            arguments, exit_on_error=False, print_error=False, result_action="return_value"
+        )
+    except CycloptsError as error:
+        raise ConfigError(str(error)) from error
     return result if isinstance(result, int) else 0
 
 
