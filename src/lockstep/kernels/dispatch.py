@@ -1,0 +1,112 @@
+"""Which implementation of an op runs, and why: one list per op, chosen by asking each entry in turn.
+
+Every op is a `torch.library` op `lockstep::<name>` with a fake kernel, so it traces, compiles and exports.
+Its CPU kernel walks the op's implementations, fastest first; each says `None` (it can) or a reason (it
+cannot). The first that can is used; a choice that is not the first is logged once with the reason.
+`reference.py` of each op is the specification and always can.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from lockstep.kernels import native_library
+
+logger = logging.getLogger("lockstep.kernels")
+library = torch.library.Library("lockstep", "DEF")
+
+Function = Callable[..., Any]
+
+
+@dataclass(kw_only=True)
+class Op:
+    """One op: its name, its implementations, and what was skipped for which reason."""
+
+    name: str
+    reference: Function
+    native: Function
+    skipped: list[str] = field(default_factory=list)
+
+    def __call__(self, *args: Any) -> Any:
+        if _forced == "reference":
+            return self.reference(*args)
+        if _missing_library():
+            return self.reference(*args)
+        reason = _unsupported(args)
+        if reason is None:
+            return self.native(*args)
+        if reason not in self.skipped:
+            self.skipped.append(reason)
+            logger.warning("%s: native kernel not used (%s); the reference runs", self.name, reason)
+        return self.reference(*args)
+
+
+_ops: dict[str, Op] = {}
+_forced: str | None = None
+_NATIVE_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def define(schema: str, *, reference: Function, native: Function, fake: Function) -> Any:
+    """Define `lockstep::<schema>`, bind its CPU kernel and fake kernel; return the callable overload."""
+    name = schema.split("(", 1)[0]
+    op = Op(name=name, reference=reference, native=native)
+    _ops[name] = op
+    library.define(schema)
+    library.impl(name, op.__call__, "CPU")
+    torch.library.register_fake(f"lockstep::{name}", fake, lib=library)
+    return getattr(torch.ops.lockstep, name).default
+
+
+def autograd(name: str, *, backward: Function, setup_context: Function) -> None:
+    """Give `lockstep::<name>` its backward pass."""
+    torch.library.register_autograd(
+        f"lockstep::{name}", backward, setup_context=setup_context, lib=library
+    )
+
+
+@contextmanager
+def use_reference() -> Iterator[None]:
+    """Run every op's reference inside the block: for tests that compare the two."""
+    global _forced
+    before, _forced = _forced, "reference"
+    try:
+        yield
+    finally:
+        _forced = before
+
+
+def is_reference_forced() -> bool:
+    return _forced == "reference"
+
+
+def describe() -> dict[str, dict[str, str]]:
+    """For each op, what runs and what was passed over: the data behind `lockstep info kernels`."""
+    missing = native_library.missing_reason()
+    runs = "reference" if missing else f"native {native_library.isa()}"
+    table: dict[str, dict[str, str]] = {}
+    for name, op in sorted(_ops.items()):
+        reasons = [missing] if missing else op.skipped
+        table[name] = {"runs": runs, "passed over": "; ".join(reasons)}
+    return table
+
+
+@functools.cache
+def _missing_library() -> bool:
+    reason = native_library.missing_reason()
+    if reason:
+        logger.warning("native kernels are not used (%s); the reference kernels run, slowly", reason)
+    return reason is not None
+
+
+def _unsupported(args: tuple[Any, ...]) -> str | None:
+    first = args[0]
+    if first.dtype not in _NATIVE_DTYPES:
+        return f"dtype {str(first.dtype).removeprefix('torch.')} (it takes float32 and bfloat16)"
+    return None

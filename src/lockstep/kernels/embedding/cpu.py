@@ -1,0 +1,38 @@
+"""Native embedding. The backward pass splits columns over threads, so each sum runs in token order."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lockstep.kernels.native_library import DTYPE_CODE, native
+
+
+def embedding(weight_VD: Tensor, tokens_T: Tensor, bf16: bool) -> Tensor:
+    weight_VD = weight_VD.contiguous()
+    d = weight_VD.shape[1]
+    y_TD = torch.empty(tokens_T.shape[0], d, dtype=torch.bfloat16 if bf16 else torch.float32)
+    native().ls_embedding(
+        y_TD.data_ptr(),
+        DTYPE_CODE[y_TD.dtype],
+        weight_VD.data_ptr(),
+        DTYPE_CODE[weight_VD.dtype],
+        tokens_T.data_ptr(),
+        tokens_T.shape[0],
+        d,
+    )
+    return y_TD
+
+
+def embedding_backward(dy_TD: Tensor, tokens_T: Tensor, vocab_size: int) -> Tensor:
+    dy_TD = dy_TD.contiguous()
+    dw_VD = torch.zeros(vocab_size, dy_TD.shape[1], dtype=torch.float32)
+    native().ls_embedding_backward(
+        dw_VD.data_ptr(),
+        dy_TD.data_ptr(),
+        DTYPE_CODE[dy_TD.dtype],
+        tokens_T.data_ptr(),
+        dy_TD.shape[0],
+        dy_TD.shape[1],
+    )
+    return dw_VD

@@ -1,0 +1,107 @@
+"""Finds and binds the native CPU library: a plain C ABI reached through ctypes, no torch headers.
+
+Tensors cross as addresses and sizes, so one binary serves every torch version. The library holds the
+kernels compiled for several instruction sets and picks the best the CPU has when it loads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+import torch
+
+from lockstep.core.errors import ConfigError
+
+ABI_VERSION = 1
+_FILE = "liblockstep_native.so"
+
+_int, _float, _ptr, _long = ctypes.c_int, ctypes.c_float, ctypes.c_void_p, ctypes.c_int64
+
+# name -> argument types; the C declarations are in native/lockstep_native.h
+_PROTOTYPES: dict[str, list[object]] = {
+    "ls_set_threads": [_int],
+    "ls_force_isa": [ctypes.c_char_p],
+    "ls_pack": [_ptr, _int, _ptr, _int, _long, _long, _long, _long],
+    "ls_gemm": [_ptr, _int, _ptr, _int, _ptr, _ptr, _long, _long, _long, _long, _long, _int, _int],
+    "ls_rms_norm": [_ptr, _ptr, _ptr, _int, _int, _long, _long, _float],
+    "ls_rms_norm_backward": [_ptr, _ptr, _ptr, _ptr, _ptr, _int, _int, _long, _long, _float],
+    "ls_rope": [_ptr, _ptr, _int, _ptr, _ptr, _ptr, _long, _long, _long, _long, _int],
+    "ls_silu_mul": [_ptr, _ptr, _ptr, _int, _long],
+    "ls_silu_mul_backward": [_ptr, _ptr, _ptr, _ptr, _ptr, _int, _long],
+    "ls_embedding": [_ptr, _int, _ptr, _int, _ptr, _long, _long],
+    "ls_embedding_backward": [_ptr, _ptr, _int, _ptr, _long, _long],
+    "ls_column_sum": [_ptr, _ptr, _int, _long, _long],
+    "ls_kv_write": [_ptr, _ptr, _ptr, _ptr, _int, _ptr, _ptr, _ptr, *[_long] * 6],
+    "ls_attention": [_ptr, _ptr, _ptr, _ptr, _ptr, _int, _ptr, _ptr, _ptr, *[_long] * 6, _float, _long],
+    "ls_attention_backward": [*[_ptr] * 9, _int, _ptr, *[_long] * 5, _float, _long],
+    "ls_row_logprobs": [_ptr, _ptr, _ptr, _ptr, _ptr, _long, _long],
+    "ls_row_softmax_grad": [_ptr, _int, _ptr, _ptr, _ptr, _ptr, _ptr, _long, _long],
+    "ls_sample": [*[_ptr] * 9, _long, _long],
+}
+
+DTYPE_CODE = {torch.float32: 0, torch.bfloat16: 1}
+
+
+@functools.cache
+def _load() -> ctypes.CDLL | str:
+    """The bound library, or the reason there is none."""
+    override = os.environ.get("LOCKSTEP_NATIVE_LIBRARY")
+    path = Path(override) if override else Path(__file__).parent / _FILE
+    if not path.exists():
+        return f"{path} is not built; reinstall where a C++17 compiler is at hand"
+    library = ctypes.CDLL(str(path))
+    library.ls_abi_version.restype = _int
+    if library.ls_abi_version() != ABI_VERSION:
+        return f"{path} has ABI {library.ls_abi_version()}, this Lockstep wants {ABI_VERSION}; reinstall"
+    for name, types in _PROTOTYPES.items():
+        function = getattr(library, name)
+        function.argtypes = types
+        function.restype = None
+    library.ls_force_isa.restype = _int
+    library.ls_isa.restype = ctypes.c_char_p
+    library.ls_threads.restype = _int
+    return library
+
+
+def missing_reason() -> str | None:
+    """None when the native library is loaded, else why not."""
+    library = _load()
+    return library if isinstance(library, str) else None
+
+
+def native() -> ctypes.CDLL:
+    """The library; only to be called after `missing_reason()` said None."""
+    library = _load()
+    assert isinstance(library, ctypes.CDLL), library
+    return library
+
+
+def isa() -> str:
+    """Instruction set in use: portable, avx2, avx512 or avx512bf16."""
+    return str(native().ls_isa().decode())
+
+
+def force_isa(name: str) -> None:
+    """Use one instruction set from now on; ConfigError when this CPU lacks it. For tests and comparison."""
+    if native().ls_force_isa(name.encode()) != 0:
+        raise ConfigError(f"instruction set {name!r} is unknown or not on this CPU, which runs {isa()}")
+
+
+def set_num_threads(count: int) -> None:
+    """Threads for native kernels and torch; results do not depend on it."""
+    if count < 1:
+        raise ConfigError(f"threads must be at least 1, got {count}")
+    torch.set_num_threads(count)
+    if missing_reason() is None:
+        native().ls_set_threads(count)
+
+
+def num_threads() -> int:
+    return int(native().ls_threads()) if missing_reason() is None else torch.get_num_threads()
+
+
+def address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

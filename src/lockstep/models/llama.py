@@ -1,0 +1,157 @@
+"""The Llama family as one definition, used by trainer and engine alike.
+
+Llama 2/3, SmolLM2, Mistral, Qwen2/2.5 and Qwen3 differ only in what `ModelConfig` says: biases, q/k norms, windows, rope.
+`model(tokens, positions, attention)` knows nothing of batches or caches: tokens are packed, and `attention` says which
+belong together. Legend: T tokens, D hidden, N query heads, K key/value heads, H head dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lockstep.core.model_config import ModelConfig
+from lockstep.kernels.cross_entropy import TokenStatistics, token_statistics
+from lockstep.kernels.linear import linear
+from lockstep.kernels.silu_mul import silu_mul
+from lockstep.models.attention import AttentionContext
+from lockstep.models.layers import Embedding, Linear, RMSNorm, RotaryTable
+
+
+class Attention(nn.Module):
+    """Self-attention of one layer, grouped K/V heads, rotary positions."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.head_dim = layer, config.head_dim
+        self.window = config.window_of_layer(layer)
+        d, bias = config.hidden_size, config.qkv_bias
+        self.q_proj = Linear(d, config.q_size, bias=bias)
+        self.k_proj = Linear(d, config.kv_size, bias=bias)
+        self.v_proj = Linear(d, config.kv_size, bias=bias)
+        self.o_proj = Linear(config.q_size, d, bias=config.o_bias, row_parallel=True)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+
+    def forward(
+        self, x_TD: Tensor, positions_T: Tensor, rotary: RotaryTable, attention: AttentionContext
+    ) -> Tensor:
+        q_TNH = self.q_proj(x_TD).unflatten(-1, (-1, self.head_dim))
+        k_TKH = self.k_proj(x_TD).unflatten(-1, (-1, self.head_dim))
+        v_TKH = self.v_proj(x_TD).unflatten(-1, (-1, self.head_dim))
+        if self.q_norm is not None and self.k_norm is not None:
+            q_TNH, k_TKH = self.q_norm(q_TNH), self.k_norm(k_TKH)
+        q_TNH, k_TKH = rotary.apply(q_TNH, positions_T), rotary.apply(k_TKH, positions_T)
+        o_TNH = attention.attend(
+            self.layer, q_TNH, k_TKH, v_TKH, scale=self.head_dim**-0.5, window=self.window
+        )
+        return self.o_proj(o_TNH.flatten(1))
+
+
+class MLP(nn.Module):
+    """Gated feed-forward: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        d, f, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = Linear(d, f, bias=bias)
+        self.up_proj = Linear(d, f, bias=bias)
+        self.down_proj = Linear(f, d, bias=bias, row_parallel=True)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return self.down_proj(silu_mul(self.gate_proj(x_TD), self.up_proj(x_TD)))
+
+
+class Layer(nn.Module):
+    """Pre-norm residual block."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, layer)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(
+        self, x_TD: Tensor, positions_T: Tensor, rotary: RotaryTable, attention: AttentionContext
+    ) -> Tensor:
+        x_TD = x_TD + self.self_attn(self.input_layernorm(x_TD), positions_T, rotary, attention)
+        return x_TD + self.mlp(self.post_attention_layernorm(x_TD))
+
+
+class Decoder(nn.Module):
+    """Embedding, layers and final norm: what Hugging Face names `model.`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class Llama(nn.Module):
+    """A causal language model. Parameters carry Hugging Face's names; uninitialised until loaded or `initialise`d."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        compute_dtype: torch.dtype = torch.float32,
+        param_dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__()
+        self.config, self.compute_dtype = config, compute_dtype
+        self.activation_checkpointing = False
+        self.rotary = RotaryTable(config.rope, config.head_dim)
+        with torch.device(device):
+            self.model = Decoder(config)
+            self.lm_head = None if config.tie_embeddings else Linear(config.hidden_size, config.vocab_size)
+        self.to(param_dtype)
+
+    def initialise(self, seed: int) -> None:
+        """Random weights as Hugging Face draws them: normal with `initializer_range`, norms 1, biases 0."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif parameter.dim() == 1:
+                nn.init.ones_(parameter)
+            else:
+                nn.init.normal_(parameter, std=self.config.initializer_range, generator=generator)
+
+    def forward(self, tokens_T: Tensor, positions_T: Tensor, attention: AttentionContext) -> Tensor:
+        """Hidden states (T, D) after the final norm, in the compute dtype; tokens and positions are int64."""
+        self.rotary.reserve(attention.max_length)
+        x_TD = self.model.embed_tokens(tokens_T, self.compute_dtype)
+        for layer in self.model.layers:
+            if self.activation_checkpointing and torch.is_grad_enabled():
+                x_TD = checkpoint(layer, x_TD, positions_T, self.rotary, attention, use_reentrant=False)
+            else:
+                x_TD = layer(x_TD, positions_T, self.rotary, attention)
+        return self.model.norm(x_TD)
+
+    def logits(self, hidden_TD: Tensor) -> Tensor:
+        """fp32 logits (T, V) of hidden states."""
+        head = self._head
+        return linear(hidden_TD, head.weight, packs=head.packs, fp32_out=True)
+
+    def token_logprobs(
+        self, hidden_TD: Tensor, targets_T: Tensor, inverse_temperature: float | Tensor = 1.0
+    ) -> Tensor:
+        """fp32 logprob (T,) of each target under its row's distribution; differentiable; logits are never whole."""
+        return self.token_statistics(hidden_TD, targets_T, inverse_temperature).logprobs_T
+
+    def token_statistics(
+        self, hidden_TD: Tensor, targets_T: Tensor, inverse_temperature: float | Tensor = 1.0
+    ) -> TokenStatistics:
+        """Logprobs with the entropy of each distribution beside them."""
+        head = self._head
+        return token_statistics(
+            hidden_TD, head.weight, targets_T, packs=head.packs, inverse_temperature=inverse_temperature
+        )
+
+    @property
+    def _head(self) -> Linear | Embedding:
+        return self.model.embed_tokens if self.lm_head is None else self.lm_head

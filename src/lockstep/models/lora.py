@@ -1,0 +1,107 @@
+"""Low-rank adapters (Hu et al. 2021, eq. 3): y = W x + (alpha / r) B A x, W frozen.
+
+Adapters compute unmerged in trainer and engine alike, so their bits agree; `merge_lora` folds them in for export.
+Names inside the model match PEFT's but for its prefix: `<path>.lora_A.weight` (r, K) and `<path>.lora_B.weight` (N, r).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.core.errors import ConfigError
+from lockstep.models.layers import Linear
+from lockstep.models.llama import Llama
+
+ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Which projections get an adapter, and of what rank."""
+
+    r: int = 16
+    alpha: float = 32.0
+    targets: tuple[str, ...] = ALL_LINEAR
+
+    def __post_init__(self) -> None:
+        if self.r < 1:
+            raise ConfigError(f"lora r must be at least 1, got {self.r}")
+        unknown = sorted(set(self.targets) - set(ALL_LINEAR))
+        if unknown or not self.targets:
+            raise ConfigError(f"lora targets {unknown or 'are empty'}; choose from {', '.join(ALL_LINEAR)}")
+
+
+class LoraLinear(Linear):
+    """A frozen Linear with an adapter beside it; takes over the base's parameters and packs."""
+
+    def __init__(self, base: Linear, config: LoraConfig) -> None:
+        nn.Module.__init__(self)
+        n, k = base.weight.shape
+        self.weight, self.bias = base.weight, base.bias
+        self.segments, self.packs = base.segments, base.packs
+        self.scaling = config.alpha / config.r
+        self.enabled = True
+        with torch.device(base.weight.device):
+            self.lora_A = Linear(k, config.r, row_parallel=base.segments > 1)
+            self.lora_B = Linear(config.r, n)
+
+    def forward(self, x_TK: Tensor) -> Tensor:
+        y = super().forward(x_TK)
+        return y + self.lora_B(self.lora_A(x_TK)) * self.scaling if self.enabled else y
+
+
+def apply_lora(model: Llama, config: LoraConfig, *, seed: int = 0) -> list[str]:
+    """Freeze the model and give every targeted projection an adapter; returns the adapted modules' names.
+
+    A is drawn uniformly as PEFT draws it (Kaiming, a = sqrt 5) and B is zero, so outputs do not change yet. Adapter
+    parameters are fp32.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    model.requires_grad_(False)
+    adapted = []
+    for name, module in list(model.named_modules()):
+        leaf = name.rpartition(".")[2]
+        if leaf not in config.targets or not isinstance(module, Linear):
+            continue
+        layer = LoraLinear(module, config)
+        bound = 1 / math.sqrt(module.weight.shape[1])
+        nn.init.uniform_(layer.lora_A.weight, -bound, bound, generator=generator)
+        nn.init.zeros_(layer.lora_B.weight)
+        model.set_submodule(name, layer)
+        adapted.append(name)
+    if not adapted:
+        raise ConfigError(f"no module of the model matches lora targets {', '.join(config.targets)}")
+    return adapted
+
+
+def lora_state_dict(model: Llama) -> dict[str, Tensor]:
+    """The adapters' parameters by name."""
+    return {name: p for name, p in model.named_parameters() if ".lora_A." in name or ".lora_B." in name}
+
+
+def set_lora_enabled(model: Llama, enabled: bool) -> None:
+    """Switch all adapters on or off: off gives the base model's bits."""
+    for module in model.modules():
+        if isinstance(module, LoraLinear):
+            module.enabled = enabled
+
+
+@torch.no_grad()
+def merge_lora(model: Llama) -> None:
+    """Fold every adapter into its weight, W += (alpha / r) B A in fp32, and drop it.
+
+    The merged model rounds differently from the adapted one, so their logprobs agree closely, not bitwise.
+    """
+    for name, module in list(model.named_modules()):
+        if not isinstance(module, LoraLinear):
+            continue
+        delta = module.lora_B.weight.float() @ module.lora_A.weight.float() * module.scaling
+        merged = Linear(0, 0)
+        merged.weight, merged.bias = module.weight, module.bias
+        merged.weight.copy_((merged.weight.float() + delta).to(merged.weight.dtype))
+        merged.segments = module.segments
+        model.set_submodule(name, merged)
