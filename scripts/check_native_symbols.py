@@ -1,4 +1,4 @@
-"""Fail if a SIMD object file of the native library defines a symbol that another object defines too.
+"""Fail if a SIMD object of the native library defines a symbol that another object defines too.
 
 The files in native/simd/ are compiled several times, each for another instruction set, and linked
 into one library. If two objects define the same inline function or template (`std::max<float>`,

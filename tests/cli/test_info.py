@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+
+from lockstep import __version__
+from lockstep.cli.main import run
+
+
+def test_info_says_what_a_bug_report_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["info"]) == 0
+    printed = capsys.readouterr().out
+    for word in (__version__, "python", "torch", "processor", "instruction sets", "memory"):
+        assert word in printed
+
+
+def test_info_kernels_names_an_implementation_for_every_op(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["info", "kernels"]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split() == ["op", "runs", "passed", "over"]
+    assert rows
