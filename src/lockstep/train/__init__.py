@@ -10,8 +10,9 @@ What `rl` builds on (nothing in these modules knows of SFT):
             rows_R (the row of `hidden_TD` that predicts each), targets_R, weights_R, columns[name]
         total_weight(micro_batches) -> float          # the token-mean's normaliser
 
-    from lockstep.train.step import LossSum, StepMetrics, target_logprobs, train_step
-        target_logprobs(model, micro_batch, inverse_temperature=1.0) -> logprobs_R
+    from lockstep.train.step import LossSum, StepMetrics, target_statistics, train_step
+        target_statistics(model, micro_batch, inverse_temperature=1.0)
+            -> .logprobs_T (R values, differentiable), .entropy_T (R values)
         loss_fn(model, micro_batch) -> LossSum(total=<sum, not mean>, sums={"name": <scalar>})
         train_step(model, optimizer, micro_batches, loss_fn, normaliser=..., max_grad_norm=1.0)
             -> StepMetrics(loss, grad_norm, num_tokens, num_loss_tokens, sums)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lockstep.core.errors import LockstepError
+from lockstep.kernels.cross_entropy import TokenStatistics
 from lockstep.models.attention import PackedAttention
 from lockstep.models.llama import Llama
 from lockstep.train.optimizer import clip_gradients, trainable_parameters
@@ -53,26 +54,27 @@ class StepMetrics:
     sums: Mapping[str, float]
 
 
-def target_logprobs(
+def target_statistics(
     model: Llama, micro_batch: MicroBatch, *, inverse_temperature: float = 1.0
-) -> Tensor:
-    """Log-probability of each loss token given what precedes it in its document: R values, fp32.
+) -> TokenStatistics:
+    """Logprob of each loss token given what precedes it in its document, and the entropy there.
 
-    Only the R rows that carry loss meet the vocabulary projection; a row's bits do not depend on
+    R values each, fp32; only the logprobs are differentiable. Only the R rows that carry loss meet the vocabulary projection; a row's bits do not depend on
     the others.
     """
     attention = PackedAttention(micro_batch.cu_seqlens_S1)
     hidden_TD = model(micro_batch.tokens_T, micro_batch.positions_T, attention)
     hidden_RD = hidden_TD.index_select(0, micro_batch.rows_R)
-    return model.token_logprobs(
-        hidden_RD, micro_batch.targets_R, inverse_temperature=inverse_temperature
-    )
+    return model.token_statistics(hidden_RD, micro_batch.targets_R, inverse_temperature)
 
 
 def negative_log_likelihood(model: Llama, micro_batch: MicroBatch) -> LossSum:
     """Cross-entropy summed over the loss tokens: the loss of supervised fine-tuning."""
-    logprobs_R = target_logprobs(model, micro_batch)
-    return LossSum(total=-(logprobs_R * micro_batch.weights_R).sum())
+    statistics = target_statistics(model, micro_batch)
+    return LossSum(
+        total=-(statistics.logprobs_T * micro_batch.weights_R).sum(),
+        sums={"entropy": statistics.entropy_T.sum()},
+    )
 
 
 def train_step(

@@ -1,0 +1,157 @@
+"""Training files to documents: read, tokenised, and fitted to a maximal length; all in memory.
+
+JSONL (one record a line) and Parquet. Everything that was left out or shortened is counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from lockstep.core.errors import ConfigError, DataError, RequestError
+from lockstep.train.formats import parse_record
+from lockstep.train.masks import RecordTokenizer
+from lockstep.train.packing import Document
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which records, and how long a document may be."""
+
+    data: Path
+    """JSONL or Parquet file of training records."""
+    eval_data: Path | None = None
+    """JSONL or Parquet file of held-out records."""
+    max_length: int = 2048
+    """Longest document, in tokens."""
+    overlong: Literal["truncate", "drop", "refuse"] = "truncate"
+    """A longer document is cut off at the end, left out, or stops the run."""
+
+    def __post_init__(self) -> None:
+        if self.max_length < 2:
+            raise ConfigError(f"max_length must be at least 2, got {self.max_length}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """Documents that each have at least one token to learn, and what became of the records."""
+
+    path: Path
+    documents: list[Document]
+    num_records: int
+    num_truncated: int
+    num_dropped: int
+    """Documents that were too long, or had nothing left to learn."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(document) for document in self.documents)
+
+    @property
+    def num_loss_tokens(self) -> int:
+        return sum(document.num_loss_tokens for document in self.documents)
+
+    def fingerprint(self) -> str:
+        """Hash of all tokens and weights: the same text with another tokenizer is other data."""
+        digest = hashlib.sha256()
+        for document in self.documents:
+            digest.update(len(document).to_bytes(8, "little"))
+            digest.update(np.ascontiguousarray(document.token_ids, dtype="<i4").tobytes())
+            digest.update(np.ascontiguousarray(document.loss_weights, dtype="<f4").tobytes())
+        return digest.hexdigest()
+
+
+def load_dataset(path: Path, tokenizer: RecordTokenizer, config: DataConfig) -> Dataset:
+    """Tokenise every record of `path`; DataError says which cannot be used, and why."""
+    documents: list[Document] = []
+    num_records = num_truncated = num_dropped = 0
+    for place, record in _read_records(path):
+        num_records += 1
+        try:
+            made = tokenizer.documents(parse_record(record))
+        except (DataError, RequestError) as error:
+            raise DataError(f"{place}: {error}") from error
+        for document in made:
+            is_overlong = len(document) > config.max_length
+            if is_overlong and config.overlong == "refuse":
+                raise DataError(
+                    f"{place}: {len(document)} tokens, at most {config.max_length} are allowed; "
+                    "raise --max-length, or choose --overlong truncate or drop"
+                )
+            shortened = _truncate(document, config.max_length)
+            if shortened.num_loss_tokens == 0 or (is_overlong and config.overlong == "drop"):
+                num_dropped += 1
+            else:
+                num_truncated += is_overlong
+                documents.append(shortened)
+    if not documents:
+        raise DataError(
+            f"{path} has {num_records} records and none has a token to train on; "
+            f"add records or raise --max-length (now {config.max_length})"
+        )
+    return Dataset(
+        path=path,
+        documents=documents,
+        num_records=num_records,
+        num_truncated=num_truncated,
+        num_dropped=num_dropped,
+    )
+
+
+def _read_records(path: Path) -> Iterator[tuple[str, Any]]:
+    """(place for error messages, record) for every record of a file, by its suffix."""
+    if not path.is_file():
+        raise DataError(f"{path} is not a file; give a .jsonl or .parquet file")
+    if path.suffix == ".parquet":
+        yield from _read_parquet(path)
+    elif path.suffix in (".jsonl", ".ndjson", ".json"):
+        yield from _read_jsonl(path)
+    else:
+        raise DataError(f"{path} is neither .jsonl nor .parquet; convert it, or rename it")
+
+
+def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            place = f"{path}, line {number}"
+            try:
+                record = json.loads(line)
+            except UnicodeDecodeError as error:
+                raise DataError(f"{place}: not UTF-8 ({error.reason}); convert the file") from error
+            except json.JSONDecodeError as error:
+                raise DataError(
+                    f"{place}: not JSON ({error.msg} at column {error.colno}); "
+                    "write one JSON object a line"
+                ) from error
+            yield place, record
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        file = parquet.ParquetFile(path)
+        number = 0
+        for batch in file.iter_batches():
+            for record in batch.to_pylist():
+                number += 1
+                yield f"{path}, row {number}", record
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}") from error
+
+
+def _truncate(document: Document, max_length: int) -> Document:
+    if len(document) <= max_length:
+        return document
+    return Document(
+        token_ids=document.token_ids[:max_length], loss_weights=document.loss_weights[:max_length]
+    )
