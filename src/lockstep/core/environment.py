@@ -13,13 +13,16 @@ None meaning "this one is not mine to judge".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from lockstep.core.completer import Message
 
 Split = Literal["train", "held_out"]
+
+Verifier = Callable[..., Sequence[float | None]]
+"""TRL's reward function: `(prompts, completions, **columns)`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,20 +95,18 @@ class Environment(Protocol):
         """Most completions one episode can ask for."""
         ...
 
+    @property
+    def has_held_out(self) -> bool:
+        """Whether the held-out split differs from the training split."""
+        ...
+
+    @property
+    def num_items(self) -> int:
+        """Number of addresses of one split and seed."""
+        ...
+
     def item(self, index: int, *, split: Split, seed: int = 0) -> TaskItem:
         """The item at an address; the same address always gives the same item."""
         ...
 
-    def num_items(self, split: Split) -> int | None:
-        """Number of distinct addresses of one seed; None if there is no practical end."""
-        ...
-
     def start(self, item: TaskItem) -> Episode: ...
-
-
-class Verifier(Protocol):
-    """Grades completions in [0, 1]; None where it does not apply. TRL's reward function."""
-
-    def __call__(
-        self, prompts: Sequence[object], completions: Sequence[str], **columns: Any
-    ) -> Sequence[float | None]: ...

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Literal
 
@@ -25,7 +25,7 @@ CONFIDENCE = 0.95
 EXACT_PERMUTATION_LIMIT = 16
 NUM_PERMUTATIONS = 20_000
 
-Method = Literal["wilson", "t", "clustered t", "undefined"]
+Method = Literal["wilson", "t", "clustered t"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TestResult:
+class PairedTest:
     """A two-sided test. `statistic` is what the test looks at; see the function that made it."""
 
     name: str
@@ -57,41 +57,38 @@ def estimate_mean(scores: Sequence[float], groups: Sequence[Hashable] | None = N
     With groups, residuals are summed within each group before squaring, so that a hundred questions
     about one document count as little more than one; t has (groups - 1) degrees of freedom.
     """
-    values = np.asarray(scores, dtype=np.float64)
+    estimate = estimate_difference(scores, groups)
+    if estimate.num_groups < len(scores) or not scores or not is_binary(scores):
+        return estimate
+    mean, num = estimate.mean, len(scores)
+    low, high = wilson_interval(round(mean * num), num)
+    error = math.sqrt(mean * (1.0 - mean) / num)
+    return replace(estimate, standard_error=error, low=low, high=high, method="wilson")
+
+
+def estimate_difference(
+    differences: Sequence[float], groups: Sequence[Hashable] | None = None
+) -> Estimate:
+    """Mean of paired differences, by Student's t; nan where there is too little to say."""
+    values = np.asarray(differences, dtype=np.float64)
     num = len(values)
-    if num == 0:
-        nan = math.nan
-        return Estimate(
-            mean=nan,
-            standard_error=nan,
-            low=nan,
-            high=nan,
-            num_items=0,
-            num_groups=0,
-            method="undefined",
-        )
-    mean = float(values.mean())
+    mean = float(values.mean()) if num else math.nan
     clusters = _cluster_sums(values - mean, groups)
-    if len(clusters) < num:
-        error = math.sqrt(float(np.square(clusters).sum())) / num
-        half = _t_half_width(error, len(clusters) - 1)
-        low, high, method = mean - half, mean + half, "clustered t"
-    elif is_binary(scores):
-        error = math.sqrt(mean * (1.0 - mean) / num)
-        low, high = wilson_interval(round(float(values.sum())), num)
-        method = "wilson"
+    is_clustered = len(clusters) < num
+    if len(clusters) < 2:
+        error = half = math.nan
     else:
-        error = float(values.std(ddof=1)) / math.sqrt(num) if num > 1 else math.nan
-        half = _t_half_width(error, num - 1)
-        low, high, method = mean - half, mean + half, "t"
+        square_sum = float(np.square(clusters).sum())
+        error = math.sqrt(square_sum if is_clustered else square_sum * num / (num - 1)) / num
+        half = student_t_quantile(CONFIDENCE, len(clusters) - 1) * error
     return Estimate(
         mean=mean,
         standard_error=error,
-        low=low,
-        high=high,
+        low=mean - half,
+        high=mean + half,
         num_items=num,
         num_groups=len(clusters),
-        method=method,  # type: ignore[arg-type]
+        method="clustered t" if is_clustered else "t",
     )
 
 
@@ -113,7 +110,7 @@ def wilson_interval(
     return low, high
 
 
-def mcnemar_exact(only_a: int, only_b: int) -> TestResult:
+def mcnemar_exact(only_a: int, only_b: int) -> PairedTest:
     """Exact McNemar test from the discordant counts: items only A, and only B, got right.
 
     `statistic` is the smaller count; under no difference it is Binomial(only_a + only_b, 1/2).
@@ -125,26 +122,26 @@ def mcnemar_exact(only_a: int, only_b: int) -> TestResult:
         total += term
     # Shift before dividing: 2**num overflows a float beyond 1,023 discordant pairs.
     p = _ratio_of_power_of_two(2 * total, num)
-    return TestResult(name="exact McNemar", statistic=float(small), p_value=min(1.0, p))
+    return PairedTest(name="exact McNemar", statistic=float(small), p_value=min(1.0, p))
 
 
-def paired_t(differences: Sequence[float]) -> TestResult:
+def paired_t(differences: Sequence[float]) -> PairedTest:
     """Paired t test that the mean difference is 0; `statistic` is t. No spread at all gives p 0."""
     values = np.asarray(differences, dtype=np.float64)
     if len(values) < 2 or not values.any():
-        return TestResult(name="paired t", statistic=0.0, p_value=1.0)
+        return PairedTest(name="paired t", statistic=0.0, p_value=1.0)
     error = float(values.std(ddof=1)) / math.sqrt(len(values))
     if error == 0.0:
-        return TestResult(name="paired t", statistic=math.inf, p_value=0.0)
+        return PairedTest(name="paired t", statistic=math.inf, p_value=0.0)
     t = float(values.mean()) / error
-    return TestResult(
+    return PairedTest(
         name="paired t", statistic=t, p_value=2 * student_t_tail(abs(t), len(values) - 1)
     )
 
 
 def sign_flip_test(
     differences: Sequence[float], *, groups: Sequence[Hashable] | None = None, seed: int = 0
-) -> TestResult:
+) -> PairedTest:
     """Permutation test that swaps A and B at random; `statistic` is the mean difference.
 
     All sign patterns if at most 16 differences are not 0, else 20,000 drawn ones, the observed one
@@ -155,7 +152,7 @@ def sign_flip_test(
     sums = sums[sums != 0.0]
     observed = float(values.mean()) if len(values) else 0.0
     if len(sums) == 0:
-        return TestResult(name="sign-flip permutation", statistic=observed, p_value=1.0)
+        return PairedTest(name="sign-flip permutation", statistic=observed, p_value=1.0)
     # Sums that are equal in exact arithmetic may differ in the last bits; count them as ties.
     threshold = abs(float(sums.sum())) * (1 - 1e-12)
     if len(sums) <= EXACT_PERMUTATION_LIMIT:
@@ -169,7 +166,7 @@ def sign_flip_test(
             signs = rng.integers(0, 2, size=(1000, len(sums)), dtype=np.int8) * 2 - 1
             extreme += int((np.abs(signs @ sums) >= threshold).sum())
         p = extreme / (NUM_PERMUTATIONS + 1)
-    return TestResult(name="sign-flip permutation", statistic=observed, p_value=p)
+    return PairedTest(name="sign-flip permutation", statistic=observed, p_value=p)
 
 
 def student_t_tail(t: float, degrees: float) -> float:
@@ -223,10 +220,6 @@ def _cluster_sums(values: Floats, groups: Sequence[Hashable] | None) -> Floats:
     numbers: dict[Hashable, int] = {}
     labels = [numbers.setdefault(group, len(numbers)) for group in groups]
     return np.bincount(labels, weights=values, minlength=len(numbers)).astype(np.float64)
-
-
-def _t_half_width(error: float, degrees: int) -> float:
-    return student_t_quantile(CONFIDENCE, degrees) * error if degrees > 0 else math.nan
 
 
 def _ratio_of_power_of_two(numerator: int, exponent: int) -> float:
