@@ -7,7 +7,7 @@ PYTEST := $(BIN)/pytest
 INSTALL_INPUTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format bench native wheel clean
+.PHONY: help setup demo test test-all check format docs bench native wheel clean
 
 help:  ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,7 +23,7 @@ test: setup  ## Run the tests that need no download (at most 10 minutes on 2 cor
 test-all: setup  ## Run every test, the slow ones on the real model included
 	$(PYTEST) -m "not gpu"
 
-check: setup  ## Lint, format, types, layers, file sizes, links
+check: setup  ## Lint, format, types, layers, sizes, links, docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -31,10 +31,14 @@ check: setup  ## Lint, format, types, layers, file sizes, links
 	$(BIN)/python scripts/check_sizes.py
 	$(BIN)/python scripts/check_links.py
 	$(BIN)/python scripts/check_native_symbols.py
+	$(BIN)/python scripts/write_tour.py --check
 
 format:  ## Let ruff format and mend what it can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs:  ## Rewrite the tour of the code in docs/architecture.md
+	$(BIN)/python scripts/write_tour.py
 
 bench: .venv/.bench native  ## Measure Lockstep beside llama.cpp and transformers; see benchmarks/
 	$(BIN)/python benchmarks/side_by_side.py
