@@ -22,6 +22,9 @@ RELATIVE_TOLERANCE = Fraction(1, 10**6)
 
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?|[-+]?\.\d+")
+_CURRENCY = re.compile(r"^([-+]?)[$€£]")
+# At most three digits of exponent: Fraction("1e999999999") would compute that many digits.
+_PARSABLE = re.compile(r"[-+]?(?:\d+/\d+|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?)")
 _QUOTES = "\"'`\u2018\u2019\u201c\u201d"
 
 
@@ -58,9 +61,10 @@ def normalise(text: str) -> str:
 def parse_number(text: str) -> Fraction | None:
     """`text` as an exact number, or None if it is not one."""
     cleaned = text.strip().removesuffix(".").removesuffix("%").strip().replace(",", "")
-    sign = -1 if cleaned.startswith("-") else 1
-    cleaned = cleaned.lstrip("+-").lstrip("$€£").strip()
+    cleaned = _CURRENCY.sub(r"\1", cleaned)
+    if not _PARSABLE.fullmatch(cleaned):
+        return None
     try:
-        return sign * Fraction(cleaned)
+        return Fraction(cleaned)
     except (ValueError, ZeroDivisionError):
         return None
