@@ -50,7 +50,7 @@ def test_exact_match_normalises_nothing_else(answer: str, expected: str) -> None
     [
         ("1,234", Fraction(1234)),
         ("-$3.50", Fraction(-7, 2)),
-        ("$-3.50", None),
+        ("$-3.50", Fraction(-7, 2)),
         ("12%", Fraction(12)),
         ("3/4", Fraction(3, 4)),
         ("1e3", Fraction(1000)),
