@@ -9,6 +9,7 @@ their fingerprint into the configuration instead.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import tempfile
@@ -133,6 +134,16 @@ def require_same_config(
             f"cannot resume {where} under other settings: {'; '.join(differing)}; "
             "restore them, or start a new run in another folder"
         )
+
+
+def fingerprint_frozen(model: nn.Module) -> str:
+    """Hash of the weights that checkpoints leave out, so that a run resumes on the same base."""
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        if not weight.requires_grad:
+            digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+            digest.update(weight.detach().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def clean_up(root: Path) -> None:

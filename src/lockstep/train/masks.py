@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 
 import numpy as np
 
@@ -187,7 +186,7 @@ def _render_turn(record: Conversation, template: ChatTemplate, index: int) -> _R
     before = template.render(messages[:index], tools=tools, add_generation_prompt=True)
     text = template.render(messages[: index + 1], tools=tools)
     if not text.startswith(before):
-        agreed = len(commonprefix([before, text]))
+        agreed = _length_of_agreement(text, before)
         raise DataError(
             f"assistant message {index} cannot be located: with it the template renders "
             f"{text[agreed:][:30]!r} where the generation prompt has {before[agreed:][:30]!r}; "
@@ -195,6 +194,11 @@ def _render_turn(record: Conversation, template: ChatTemplate, index: int) -> _R
         )
     turn = _Turn(message=messages[index], start=len(before), end=len(text))
     return _Rendering(text=text, turns=(turn,))
+
+
+def _length_of_agreement(left: str, right: str) -> int:
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
 def _texts(message: Message) -> list[str]:

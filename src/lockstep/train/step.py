@@ -59,8 +59,8 @@ def target_statistics(
 ) -> TokenStatistics:
     """Logprob of each loss token given what precedes it in its document, and the entropy there.
 
-    R values each, fp32; only the logprobs are differentiable. Only the R rows that carry loss meet the vocabulary projection; a row's bits do not depend on
-    the others.
+    R values each, fp32; only the logprobs are differentiable. Only the R rows that carry loss
+    meet the vocabulary projection; a row's bits do not depend on the others.
     """
     attention = PackedAttention(micro_batch.cu_seqlens_S1)
     hidden_TD = model(micro_batch.tokens_T, micro_batch.positions_T, attention)
@@ -96,13 +96,16 @@ def train_step(
         loss_sum += loss.total.item()
         for name, value in loss.sums.items():
             sums[name] = sums.get(name, 0.0) + float(value)
-    grad_norm = clip_gradients(trainable_parameters(model), max_norm=max_grad_norm)
+    parameters = trainable_parameters(model)
+    grad_norm = clip_gradients(parameters, max_norm=max_grad_norm)
     if not (abs(grad_norm) < float("inf") and abs(loss_sum) < float("inf")):
         raise DivergenceError(
             f"the loss is {loss_sum / normaliser:g} and the gradient norm {grad_norm:g}; lower the "
             f"learning rate (now {optimizer.param_groups[0]['lr']:g}) or look for damaged records"
         )
     optimizer.step()
+    # Packed copies of weights know by the version that they are old; fused AdamW leaves it.
+    torch.autograd.graph.increment_version(parameters)
     return StepMetrics(
         loss=loss_sum / normaliser,
         grad_norm=grad_norm,
