@@ -1,11 +1,18 @@
 """Ops and their implementations: reference (plain torch, the specification) and native CPU.
 
-Each op is a package: `reference.py`, `cpu.py`, and the public function in `__init__.py`. The contract all of
-them keep: a row's result never depends on how many rows there are, what they hold, or how many threads run.
+Each op is a package: `reference.py`, `cpu.py`, and the public function in `__init__.py`. The
+contract all of them keep: a row's result never depends on how many rows there are, what they hold,
+or how many threads run.
 """
 
 from lockstep.kernels.dispatch import describe, use_reference
-from lockstep.kernels.native_library import force_isa, isa, missing_reason, num_threads, set_num_threads
+from lockstep.kernels.native_library import (
+    force_isa,
+    isa,
+    missing_reason,
+    num_threads,
+    set_num_threads,
+)
 
 __all__ = [
     "describe",

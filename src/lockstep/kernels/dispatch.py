@@ -1,9 +1,10 @@
-"""Which implementation of an op runs, and why: one list per op, chosen by asking each entry in turn.
+"""Which implementation of an op runs, and why: one list per op, chosen by asking each entry in
+turn.
 
-Every op is a `torch.library` op `lockstep::<name>` with a fake kernel, so it traces, compiles and exports.
-Its CPU kernel walks the op's implementations, fastest first; each says `None` (it can) or a reason (it
-cannot). The first that can is used; a choice that is not the first is logged once with the reason.
-`reference.py` of each op is the specification and always can.
+Every op is a `torch.library` op `lockstep::<name>` with a fake kernel, so it traces, compiles and
+exports. Its CPU kernel walks the op's implementations, fastest first; each says `None` (it can) or
+a reason (it cannot). The first that can is used; a choice that is not the first is logged once with
+the reason. `reference.py` of each op is the specification and always can.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ _NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def define(schema: str, *, reference: Function, native: Function, fake: Function) -> Any:
-    """Define `lockstep::<schema>`, bind its CPU kernel and fake kernel; return the callable overload."""
+    """Define `lockstep::<schema>`, bind its CPU kernel and fake kernel; return the callable
+    overload.
+    """
     name = schema.split("(", 1)[0]
     op = Op(name=name, reference=reference, native=native)
     _ops[name] = op
@@ -101,7 +104,9 @@ def describe() -> dict[str, dict[str, str]]:
 def _missing_library() -> bool:
     reason = native_library.missing_reason()
     if reason:
-        logger.warning("native kernels are not used (%s); the reference kernels run, slowly", reason)
+        logger.warning(
+            "native kernels are not used (%s); the reference kernels run, slowly", reason
+        )
     return reason is not None
 
 

@@ -1,7 +1,7 @@
 """Finds and binds the native CPU library: a plain C ABI reached through ctypes, no torch headers.
 
-Tensors cross as addresses and sizes, so one binary serves every torch version. The library holds the
-kernels compiled for several instruction sets and picks the best the CPU has when it loads.
+Tensors cross as addresses and sizes, so one binary serves every torch version. The library holds
+the kernels compiled for several instruction sets and picks the best the CPU has when it loads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,20 @@ _PROTOTYPES: dict[str, list[object]] = {
     "ls_embedding_backward": [_ptr, _ptr, _int, _ptr, _long, _long],
     "ls_column_sum": [_ptr, _ptr, _int, _long, _long],
     "ls_kv_write": [_ptr, _ptr, _ptr, _ptr, _int, _ptr, _ptr, _ptr, *[_long] * 6],
-    "ls_attention": [_ptr, _ptr, _ptr, _ptr, _ptr, _int, _ptr, _ptr, _ptr, *[_long] * 6, _float, _long],
+    "ls_attention": [
+        _ptr,
+        _ptr,
+        _ptr,
+        _ptr,
+        _ptr,
+        _int,
+        _ptr,
+        _ptr,
+        _ptr,
+        *[_long] * 6,
+        _float,
+        _long,
+    ],
     "ls_attention_backward": [*[_ptr] * 9, _int, _ptr, *[_long] * 5, _float, _long],
     "ls_row_logprobs": [_ptr, _ptr, _ptr, _ptr, _ptr, _long, _long],
     "ls_row_softmax_grad": [_ptr, _int, _ptr, _ptr, _ptr, _ptr, _ptr, _long, _long],
@@ -55,7 +68,8 @@ def _load() -> ctypes.CDLL | str:
     library = ctypes.CDLL(str(path))
     library.ls_abi_version.restype = _int
     if library.ls_abi_version() != ABI_VERSION:
-        return f"{path} has ABI {library.ls_abi_version()}, this Lockstep wants {ABI_VERSION}; reinstall"
+        found = library.ls_abi_version()
+        return f"{path} has ABI {found}, this Lockstep wants {ABI_VERSION}; reinstall"
     for name, types in _PROTOTYPES.items():
         function = getattr(library, name)
         function.argtypes = types
@@ -85,9 +99,13 @@ def isa() -> str:
 
 
 def force_isa(name: str) -> None:
-    """Use one instruction set from now on; ConfigError when this CPU lacks it. For tests and comparison."""
+    """Use one instruction set from now on; ConfigError when this CPU lacks it. For tests and
+    comparison.
+    """
     if native().ls_force_isa(name.encode()) != 0:
-        raise ConfigError(f"instruction set {name!r} is unknown or not on this CPU, which runs {isa()}")
+        raise ConfigError(
+            f"instruction set {name!r} is unknown or not on this CPU, which runs {isa()}"
+        )
 
 
 def set_num_threads(count: int) -> None:

@@ -1,8 +1,10 @@
-"""How a model's layers reach keys and values: an explicit context given to each forward call, never a global.
+"""How a model's layers reach keys and values: an explicit context given to each forward call, never
+a global.
 
-`PackedAttention` is for training and scoring: whole sequences laid end to end. `PagedAttention` is for serving: chunks
-of sequences whose earlier tokens lie in the pages of a `KVCache`. Both run one kernel, so they agree bit for bit.
-Legend: T tokens, N query heads, K key/value heads, H head dim, S sequences, B blocks a sequence.
+`PackedAttention` is for training and scoring: whole sequences laid end to end. `PagedAttention` is
+for serving: chunks of sequences whose earlier tokens lie in the pages of a `KVCache`. Both run one
+kernel, so they agree bit for bit. Legend: T tokens, N query heads, K key/value heads, H head dim, S
+sequences, B blocks a sequence.
 """
 
 from __future__ import annotations
@@ -25,7 +27,14 @@ class AttentionContext(Protocol):
     """No position in this call reaches it; the model sizes its rope table by it."""
 
     def attend(
-        self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, *, scale: float, window: int | None
+        self,
+        layer: int,
+        q_TNH: Tensor,
+        k_TKH: Tensor,
+        v_TKH: Tensor,
+        *,
+        scale: float,
+        window: int | None,
     ) -> Tensor:
         """Causal attention output (T, N, H); `window` None sees all earlier keys."""
         ...
@@ -49,20 +58,36 @@ class PackedAttention:
         return torch.arange(int(self.cu_seqlens_S1[-1])) - starts.repeat_interleave(lengths)
 
     def attend(
-        self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, *, scale: float, window: int | None
+        self,
+        layer: int,
+        q_TNH: Tensor,
+        k_TKH: Tensor,
+        v_TKH: Tensor,
+        *,
+        scale: float,
+        window: int | None,
     ) -> Tensor:
-        return attention_packed(q_TNH, k_TKH, v_TKH, self.cu_seqlens_S1, scale=scale, window=window or 0)
+        return attention_packed(
+            q_TNH, k_TKH, v_TKH, self.cu_seqlens_S1, scale=scale, window=window or 0
+        )
 
 
 class KVCache:
-    """Pages of keys and values, `num_blocks` of 16 tokens for each layer; who owns which is the scheduler's affair."""
+    """Pages of keys and values, `num_blocks` of 16 tokens for each layer; who owns which is the
+    scheduler's affair.
+    """
 
-    def __init__(self, config: ModelConfig, num_blocks: int, dtype: torch.dtype, *, block_size: int = BLOCK) -> None:
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, dtype: torch.dtype, *, block_size: int = BLOCK
+    ) -> None:
         assert block_size == BLOCK, f"pages hold {BLOCK} tokens, not {block_size}"
         heads, dim = config.num_kv_heads, config.head_dim
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.k_pages = [torch.zeros(num_blocks, heads, dim, BLOCK, dtype=dtype) for _ in range(config.num_layers)]
+        self.k_pages = [
+            torch.zeros(num_blocks, heads, dim, BLOCK, dtype=dtype)
+            for _ in range(config.num_layers)
+        ]
         self.v_pages = [
             torch.zeros(num_blocks, heads, BLOCK, padded_head_dim(dim), dtype=dtype)
             for _ in range(config.num_layers)
@@ -76,7 +101,9 @@ class KVCache:
 
 
 class PagedAttention:
-    """Chunks of S sequences: their keys and values are written to pages, then attended with all that came before."""
+    """Chunks of S sequences: their keys and values are written to pages, then attended with all
+    that came before.
+    """
 
     def __init__(
         self,
@@ -94,7 +121,14 @@ class PagedAttention:
         self.max_length = max_length
 
     def attend(
-        self, layer: int, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, *, scale: float, window: int | None
+        self,
+        layer: int,
+        q_TNH: Tensor,
+        k_TKH: Tensor,
+        v_TKH: Tensor,
+        *,
+        scale: float,
+        window: int | None,
     ) -> Tensor:
         return attention_paged(
             q_TNH,

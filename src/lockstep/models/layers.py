@@ -1,7 +1,8 @@
 """The parts a transformer is made of, each a thin module over one kernel.
 
-A module owns its parameters under Hugging Face's names. Parameters may be fp32 masters; the compute dtype is that of
-the activations, and packing rounds the master, so training and serving compute the same bits.
+A module owns its parameters under Hugging Face's names. Parameters may be fp32 masters; the compute
+dtype is that of the activations, and packing rounds the master, so training and serving compute the
+same bits.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ from lockstep.kernels.rope import rope
 
 
 class Linear(nn.Module):
-    """y = x W^T + b. `row_parallel` marks the products whose K tensor parallelism cuts: summed in 8 segments."""
+    """y = x W^T + b. `row_parallel` marks the products whose K tensor parallelism cuts: summed in 8
+    segments.
+    """
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool = False, row_parallel: bool = False) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, *, bias: bool = False, row_parallel: bool = False
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
@@ -45,7 +50,9 @@ class RMSNorm(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token table (V, D). Holds the packs of its weight for models that tie it to the last projection."""
+    """Token table (V, D). Holds the packs of its weight for models that tie it to the last
+    projection.
+    """
 
     def __init__(self, vocab_size: int, features: int) -> None:
         super().__init__()
@@ -57,7 +64,9 @@ class Embedding(nn.Module):
 
 
 class RotaryTable:
-    """cos and sin of every position's angles, (P, H/2) fp32, grown by doubling as longer contexts come."""
+    """cos and sin of every position's angles, (P, H/2) fp32, grown by doubling as longer contexts
+    come.
+    """
 
     def __init__(self, config: RopeConfig, head_dim: int) -> None:
         self._frequencies, self._magnitude = rope_frequencies(config, head_dim)
@@ -79,7 +88,8 @@ class RotaryTable:
 def rope_frequencies(config: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
     """Angles per position, (H/2,) fp64, and the factor on cos and sin.
 
-    linear: Chen et al. 2023; yarn: Peng et al. 2023, section 3; llama3: the smoothed split by wavelength of Llama 3.1.
+    linear: Chen et al. 2023; yarn: Peng et al. 2023, section 3; llama3: the smoothed split by
+    wavelength of Llama 3.1.
     """
     pairs = torch.arange(0, head_dim, 2, dtype=torch.float64)
     plain = config.theta ** (-pairs / head_dim)
@@ -88,7 +98,9 @@ def rope_frequencies(config: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
     if config.kind == "llama3":
         wavelength = 2 * math.pi / plain
         turns = config.original_max_position / wavelength
-        smooth = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
+        smooth = (turns - config.low_freq_factor) / (
+            config.high_freq_factor - config.low_freq_factor
+        )
         smooth = smooth.clamp(0.0, 1.0)
         return (1 - smooth) * plain / config.factor + smooth * plain, 1.0
     if config.kind == "yarn":
@@ -97,7 +109,9 @@ def rope_frequencies(config: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
         if config.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, head_dim - 1)
-        ramp = ((torch.arange(head_dim // 2, dtype=torch.float64) - low) / max(high - low, 1e-3)).clamp(0, 1)
+        ramp = (
+            (torch.arange(head_dim // 2, dtype=torch.float64) - low) / max(high - low, 1e-3)
+        ).clamp(0, 1)
         magnitude = config.attention_factor
         if magnitude is None:
             magnitude = 0.1 * math.log(config.factor) + 1.0 if config.factor > 1 else 1.0

@@ -1,8 +1,9 @@
 """The Llama family as one definition, used by trainer and engine alike.
 
-Llama 2/3, SmolLM2, Mistral, Qwen2/2.5 and Qwen3 differ only in what `ModelConfig` says: biases, q/k norms, windows, rope.
-`model(tokens, positions, attention)` knows nothing of batches or caches: tokens are packed, and `attention` says which
-belong together. Legend: T tokens, D hidden, N query heads, K key/value heads, H head dim, V vocabulary.
+Llama 2/3, SmolLM2, Mistral, Qwen2/2.5 and Qwen3 differ only in what `ModelConfig` says: biases, q/k
+norms, windows, rope. `model(tokens, positions, attention)` knows nothing of batches or caches:
+tokens are packed, and `attention` says which belong together. Legend: T tokens, D hidden, N query
+heads, K key/value heads, H head dim, V vocabulary.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ class Decoder(nn.Module):
 
 
 class Llama(nn.Module):
-    """A causal language model. Parameters carry Hugging Face's names; uninitialised until loaded or `initialise`d."""
+    """A causal language model. Parameters carry Hugging Face's names; uninitialised until loaded or
+    `initialise`d.
+    """
 
     def __init__(
         self,
@@ -107,11 +110,15 @@ class Llama(nn.Module):
         self.rotary = RotaryTable(config.rope, config.head_dim)
         with torch.device(device):
             self.model = Decoder(config)
-            self.lm_head = None if config.tie_embeddings else Linear(config.hidden_size, config.vocab_size)
+            self.lm_head = (
+                None if config.tie_embeddings else Linear(config.hidden_size, config.vocab_size)
+            )
         self.to(param_dtype)
 
     def initialise(self, seed: int) -> None:
-        """Random weights as Hugging Face draws them: normal with `initializer_range`, norms 1, biases 0."""
+        """Random weights as Hugging Face draws them: normal with `initializer_range`, norms 1,
+        biases 0.
+        """
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
@@ -122,12 +129,16 @@ class Llama(nn.Module):
                 nn.init.normal_(parameter, std=self.config.initializer_range, generator=generator)
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, attention: AttentionContext) -> Tensor:
-        """Hidden states (T, D) after the final norm, in the compute dtype; tokens and positions are int64."""
+        """Hidden states (T, D) after the final norm, in the compute dtype; tokens and positions are
+        int64.
+        """
         self.rotary.reserve(attention.max_length)
         x_TD = self.model.embed_tokens(tokens_T, self.compute_dtype)
         for layer in self.model.layers:
             if self.activation_checkpointing and torch.is_grad_enabled():
-                x_TD = checkpoint(layer, x_TD, positions_T, self.rotary, attention, use_reentrant=False)
+                x_TD = checkpoint(
+                    layer, x_TD, positions_T, self.rotary, attention, use_reentrant=False
+                )
             else:
                 x_TD = layer(x_TD, positions_T, self.rotary, attention)
         return self.model.norm(x_TD)
@@ -140,7 +151,9 @@ class Llama(nn.Module):
     def token_logprobs(
         self, hidden_TD: Tensor, targets_T: Tensor, inverse_temperature: float | Tensor = 1.0
     ) -> Tensor:
-        """fp32 logprob (T,) of each target under its row's distribution; differentiable; logits are never whole."""
+        """fp32 logprob (T,) of each target under its row's distribution; differentiable; logits are
+        never whole.
+        """
         return self.token_statistics(hidden_TD, targets_T, inverse_temperature).logprobs_T
 
     def token_statistics(
@@ -149,7 +162,11 @@ class Llama(nn.Module):
         """Logprobs with the entropy of each distribution beside them."""
         head = self._head
         return token_statistics(
-            hidden_TD, head.weight, targets_T, packs=head.packs, inverse_temperature=inverse_temperature
+            hidden_TD,
+            head.weight,
+            targets_T,
+            packs=head.packs,
+            inverse_temperature=inverse_temperature,
         )
 
     @property

@@ -1,7 +1,8 @@
 """Low-rank adapters (Hu et al. 2021, eq. 3): y = W x + (alpha / r) B A x, W frozen.
 
-Adapters compute unmerged in trainer and engine alike, so their bits agree; `merge_lora` folds them in for export.
-Names inside the model match PEFT's but for its prefix: `<path>.lora_A.weight` (r, K) and `<path>.lora_B.weight` (N, r).
+Adapters compute unmerged in trainer and engine alike, so their bits agree; `merge_lora` folds them
+in for export. Names inside the model match PEFT's but for its prefix: `<path>.lora_A.weight` (r, K)
+and `<path>.lora_B.weight` (N, r).
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class LoraConfig:
             raise ConfigError(f"lora r must be at least 1, got {self.r}")
         unknown = sorted(set(self.targets) - set(ALL_LINEAR))
         if unknown or not self.targets:
-            raise ConfigError(f"lora targets {unknown or 'are empty'}; choose from {', '.join(ALL_LINEAR)}")
+            raise ConfigError(
+                f"lora targets {unknown or 'are empty'}; choose from {', '.join(ALL_LINEAR)}"
+            )
 
 
 class LoraLinear(Linear):
@@ -55,10 +58,11 @@ class LoraLinear(Linear):
 
 
 def apply_lora(model: Llama, config: LoraConfig, *, seed: int = 0) -> list[str]:
-    """Freeze the model and give every targeted projection an adapter; returns the adapted modules' names.
+    """Freeze the model and give every targeted projection an adapter; returns the adapted modules'
+    names.
 
-    A is drawn uniformly as PEFT draws it (Kaiming, a = sqrt 5) and B is zero, so outputs do not change yet. Adapter
-    parameters are fp32.
+    A is drawn uniformly as PEFT draws it (Kaiming, a = sqrt 5) and B is zero, so outputs do not
+    change yet. Adapter parameters are fp32.
     """
     generator = torch.Generator().manual_seed(seed)
     model.requires_grad_(False)
@@ -74,13 +78,17 @@ def apply_lora(model: Llama, config: LoraConfig, *, seed: int = 0) -> list[str]:
         model.set_submodule(name, layer)
         adapted.append(name)
     if not adapted:
-        raise ConfigError(f"no module of the model matches lora targets {', '.join(config.targets)}")
+        raise ConfigError(
+            f"no module of the model matches lora targets {', '.join(config.targets)}"
+        )
     return adapted
 
 
 def lora_state_dict(model: Llama) -> dict[str, Tensor]:
     """The adapters' parameters by name."""
-    return {name: p for name, p in model.named_parameters() if ".lora_A." in name or ".lora_B." in name}
+    return {
+        name: p for name, p in model.named_parameters() if ".lora_A." in name or ".lora_B." in name
+    }
 
 
 def set_lora_enabled(model: Llama, enabled: bool) -> None:
@@ -94,7 +102,8 @@ def set_lora_enabled(model: Llama, enabled: bool) -> None:
 def merge_lora(model: Llama) -> None:
     """Fold every adapter into its weight, W += (alpha / r) B A in fp32, and drop it.
 
-    The merged model rounds differently from the adapted one, so their logprobs agree closely, not bitwise.
+    The merged model rounds differently from the adapted one, so their logprobs agree closely, not
+    bitwise.
     """
     for name, module in list(model.named_modules()):
         if not isinstance(module, LoraLinear):

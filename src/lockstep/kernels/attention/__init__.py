@@ -1,6 +1,7 @@
 """Causal attention over packed sequences (training) and over pages (serving), bit for bit the same.
 
-T tokens, N query heads, K key/value heads, H head dim, S sequences, B blocks a sequence. `window` 0 means none.
+T tokens, N query heads, K key/value heads, H head dim, S sequences, B blocks a sequence. `window` 0
+means none.
 """
 
 from __future__ import annotations
@@ -31,11 +32,16 @@ _packed_backward = dispatch.define(
     " Tensor cu_seqlens, float scale, int window) -> (Tensor, Tensor, Tensor)",
     reference=reference.attention_packed_backward,
     native=cpu.attention_packed_backward,
-    fake=lambda dout, q, k, v, *_: (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)),
+    fake=lambda dout, q, k, v, *_: (
+        q.new_empty(q.shape),
+        k.new_empty(k.shape),
+        v.new_empty(v.shape),
+    ),
 )
 _paged = dispatch.define(
     "attention_paged(Tensor q, Tensor k, Tensor v, Tensor(a!) k_pages, Tensor(b!) v_pages,"
-    " Tensor block_tables, Tensor query_starts, Tensor context_lens, float scale, int window) -> Tensor",
+    " Tensor block_tables, Tensor query_starts, Tensor context_lens, float scale, int window)"
+    " -> Tensor",
     reference=reference.attention_paged,
     native=cpu.attention_paged,
     fake=lambda q, *_: q.new_empty(q.shape),
@@ -58,9 +64,17 @@ dispatch.autograd("attention_packed", backward=_backward, setup_context=_setup_c
 
 
 def attention_packed(
-    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, cu_seqlens_S1: Tensor, *, scale: float, window: int = 0
+    q_TNH: Tensor,
+    k_TKH: Tensor,
+    v_TKH: Tensor,
+    cu_seqlens_S1: Tensor,
+    *,
+    scale: float,
+    window: int = 0,
 ) -> Tensor:
-    """Causal attention within each sequence; sequence s is tokens cu_seqlens[s] .. cu_seqlens[s+1] (int32)."""
+    """Causal attention within each sequence; sequence s is tokens cu_seqlens[s] .. cu_seqlens[s+1]
+    (int32).
+    """
     return _packed(q_TNH, k_TKH, v_TKH, cu_seqlens_S1, scale, window)[0]  # type: ignore[no-any-return]
 
 
@@ -79,8 +93,8 @@ def attention_paged(
 ) -> Tensor:
     """Write the chunks' keys and values into their pages (in place), then attend. No gradient.
 
-    Chunk s is tokens query_starts[s] .. query_starts[s+1] and stands after context_lens[s] tokens already in the
-    pages that block_tables[s] lists in order; all three are int32.
+    Chunk s is tokens query_starts[s] .. query_starts[s+1] and stands after context_lens[s] tokens
+    already in the pages that block_tables[s] lists in order; all three are int32.
     """
     return _paged(  # type: ignore[no-any-return]
         q_TNH,

@@ -1,8 +1,9 @@
-"""Native attention. One kernel serves both forms: the packed form lays its keys and values into pages first.
+"""Native attention. One kernel serves both forms: the packed form lays its keys and values into
+pages first.
 
-Each (token, head) row runs the same arithmetic whatever shares the call: key tiles of 128 from position 0 upwards,
-scores summed over H ascending, online softmax, values added key by key. Bytes moved: every visible page once for each
-block of rows that shares a K/V head.
+Each (token, head) row runs the same arithmetic whatever shares the call: key tiles of 128 from
+position 0 upwards, scores summed over H ascending, online softmax, values added key by key. Bytes
+moved: every visible page once for each block of rows that shares a K/V head.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def attention_packed(
     lse_TN = torch.empty(q_TNH.shape[:2], dtype=torch.float32)
     contexts_S = torch.zeros_like(lengths, dtype=torch.int32)
     _write(k_TKH, v_TKH, k_pages, v_pages, tables_SB, cu_seqlens_S1, contexts_S)
-    o = _attend(q_TNH, k_pages, v_pages, tables_SB, cu_seqlens_S1, contexts_S, lse_TN, scale, window)
+    o = _attend(
+        q_TNH, k_pages, v_pages, tables_SB, cu_seqlens_S1, contexts_S, lse_TN, scale, window
+    )
     return o, lse_TN
 
 
@@ -74,7 +77,15 @@ def attention_paged(
 ) -> Tensor:
     _write(k_TKH, v_TKH, k_pages, v_pages, block_tables_SB, query_starts_S1, context_lens_S)
     return _attend(
-        q_TNH, k_pages, v_pages, block_tables_SB, query_starts_S1, context_lens_S, None, scale, window
+        q_TNH,
+        k_pages,
+        v_pages,
+        block_tables_SB,
+        query_starts_S1,
+        context_lens_S,
+        None,
+        scale,
+        window,
     )
 
 

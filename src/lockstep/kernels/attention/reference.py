@@ -1,12 +1,15 @@
 """Causal attention with grouped K/V heads, packed and paged: the specification.
 
-Legend: T tokens, N query heads, K key/value heads (N a multiple of K), H head dim, S sequences, B blocks a sequence.
-o = softmax(scale q k^T + mask) v; token i of a sequence sees keys max(0, i - window + 1) .. i (window 0: all).
-Pages hold 16 tokens: keys transposed as (block, K, H, 16), so that scores are computed 16 keys at a time; values as
-(block, K, 16, Hp), Hp being H rounded up to 16.
+Legend: T tokens, N query heads, K key/value heads (N a multiple of K), H head dim, S sequences, B
+blocks a sequence. o = softmax(scale q k^T + mask) v; token i of a sequence sees keys max(0, i -
+window + 1) .. i (window 0: all). Pages hold 16 tokens: keys transposed as (block, K, H, 16), so
+that scores are computed 16 keys at a time; values as (block, K, 16, Hp), Hp being H rounded up to
+16.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 from torch import Tensor
@@ -25,7 +28,7 @@ def attention_packed(
     outputs = [q_TNH.new_empty(0, *q_TNH.shape[1:])]
     sums = [torch.empty(0, q_TNH.shape[1])]
     bounds = cu_seqlens_S1.tolist()
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in itertools.pairwise(bounds):
         o, lse = _attend(q_TNH[start:end], k_TKH[start:end], v_TKH[start:end], 0, scale, window)
         outputs.append(o)
         sums.append(lse)

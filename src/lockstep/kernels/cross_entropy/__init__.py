@@ -1,7 +1,8 @@
 """Logprobs of given tokens: the loss of training and the report of serving, from the same bits.
 
-`token_logprobs` goes from hidden states through the last projection (fused and chunked, for training and prompt
-logprobs); `logprobs_of` starts from logits the sampler already has. Both give the same bits for the same row.
+`token_logprobs` goes from hidden states through the last projection (fused and chunked, for
+training and prompt logprobs); `logprobs_of` starts from logits the sampler already has. Both give
+the same bits for the same row.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ __all__ = ["TokenStatistics", "logprobs_of", "token_statistics"]
 
 @dataclass(frozen=True)
 class TokenStatistics:
-    """Of each row: the target's logprob (differentiable) and the distribution's entropy in nats (not)."""
+    """Of each row: the target's logprob (differentiable) and the distribution's entropy in nats
+    (not).
+    """
 
     logprobs_T: Tensor
     entropy_T: Tensor
@@ -32,14 +35,16 @@ def _fake_rows(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 _token_logprobs = dispatch.define(
-    "token_logprobs(Tensor hidden, Tensor weight, Tensor packed, Tensor targets, Tensor inverse_temperature)"
+    "token_logprobs(Tensor hidden, Tensor weight, Tensor packed, Tensor targets,"
+    " Tensor inverse_temperature)"
     " -> (Tensor, Tensor, Tensor)",
     reference=reference.token_logprobs,
     native=cpu.token_logprobs,
     fake=lambda hidden, weight, packed, targets, inverse_temperature: _fake_rows(hidden),
 )
 _backward_op = dispatch.define(
-    "token_logprobs_backward(Tensor dlogprobs, Tensor hidden, Tensor weight, Tensor packed, Tensor targets,"
+    "token_logprobs_backward(Tensor dlogprobs, Tensor hidden, Tensor weight, Tensor packed,"
+    " Tensor targets,"
     " Tensor inverse_temperature, Tensor lse, bool weight_needs_grad) -> (Tensor, Tensor)",
     reference=reference.token_logprobs_backward,
     native=cpu.token_logprobs_backward,
@@ -49,20 +54,25 @@ _backward_op = dispatch.define(
     ),
 )
 _row_logprobs = dispatch.define(
-    "row_logprobs(Tensor logits, Tensor targets, Tensor inverse_temperature) -> (Tensor, Tensor, Tensor)",
+    "row_logprobs(Tensor logits, Tensor targets, Tensor inverse_temperature)"
+    " -> (Tensor, Tensor, Tensor)",
     reference=reference.row_logprobs,
     native=cpu.row_logprobs,
     fake=lambda logits, targets, inverse_temperature: _fake_rows(logits),
 )
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _setup_context(
+    ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]
+) -> None:
     _logprobs, lse, entropy = output
     ctx.mark_non_differentiable(lse, entropy)
     ctx.save_for_backward(*inputs, lse)
 
 
-def _backward(ctx: Any, dlogprobs: Tensor, _dlse: Tensor, _dentropy: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(
+    ctx: Any, dlogprobs: Tensor, _dlse: Tensor, _dentropy: Tensor
+) -> tuple[Tensor | None, ...]:
     hidden, weight, *rest = ctx.saved_tensors
     needs_weight = ctx.needs_input_grad[1]
     dhidden, dweight = _backward_op(dlogprobs.contiguous(), hidden, weight, *rest, needs_weight)
@@ -87,7 +97,9 @@ def token_statistics(
     return TokenStatistics(logprobs, entropy)
 
 
-def logprobs_of(logits_TV: Tensor, targets_T: Tensor, inverse_temperature: float | Tensor = 1.0) -> Tensor:
+def logprobs_of(
+    logits_TV: Tensor, targets_T: Tensor, inverse_temperature: float | Tensor = 1.0
+) -> Tensor:
     """Logprob of each row's target from fp32 logits; no gradient."""
     return _row_logprobs(logits_TV, targets_T, _expand(inverse_temperature, targets_T))[0]  # type: ignore[no-any-return]
 

@@ -1,7 +1,9 @@
-"""Native cross-entropy fused with the last projection, in chunks of rows, so the logits are never whole.
+"""Native cross-entropy fused with the last projection, in chunks of rows, so the logits are never
+whole.
 
-A chunk of logits stays in cache between the product and the row pass; the backward pass computes it again. Chunks are
-64 rows, or 256 where the weight's gradient is summed too (it is read and written once a chunk).
+A chunk of logits stays in cache between the product and the row pass; the backward pass computes it
+again. Chunks are 64 rows, or 256 where the weight's gradient is summed too (it is read and written
+once a chunk).
 """
 
 from __future__ import annotations
@@ -35,12 +37,19 @@ def row_logprobs(
 
 
 def token_logprobs(
-    hidden_TD: Tensor, weight_VD: Tensor, packed: Tensor, targets_T: Tensor, inverse_temperature_T: Tensor
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    packed: Tensor,
+    targets_T: Tensor,
+    inverse_temperature_T: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     vocab_size = weight_VD.shape[0]
     parts = []
     for hidden, targets, scale in zip(
-        hidden_TD.split(_CHUNK), targets_T.split(_CHUNK), inverse_temperature_T.split(_CHUNK), strict=True
+        hidden_TD.split(_CHUNK),
+        targets_T.split(_CHUNK),
+        inverse_temperature_T.split(_CHUNK),
+        strict=True,
     ):
         logits = gemm(hidden, packed, vocab_size, out_dtype=torch.float32)
         parts.append(row_logprobs(logits, targets, scale))

@@ -1,8 +1,8 @@
 """Logprob of one target a row, from hidden states or from logits: the specification.
 
-x = logits / temperature, logprob = x[target] - logsumexp(x), entropy = -sum p log p; in fp32. T rows, D features,
-V vocabulary. The sum of exponentials runs over 8 fixed segments of the vocabulary joined by a fixed tree.
-Gradient: d x[v] = (1[v = target] - p[v]) / temperature d logprob.
+x = logits / temperature, logprob = x[target] - logsumexp(x), entropy = -sum p log p; in fp32. T
+rows, D features, V vocabulary. The sum of exponentials runs over 8 fixed segments of the vocabulary
+joined by a fixed tree. Gradient: d x[v] = (1[v = target] - p[v]) / temperature d logprob.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from torch import Tensor
 
 
 def token_logprobs(
-    hidden_TD: Tensor, weight_VD: Tensor, packed: Tensor, targets_T: Tensor, inverse_temperature_T: Tensor
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    packed: Tensor,
+    targets_T: Tensor,
+    inverse_temperature_T: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     logits = hidden_TD.float() @ weight_VD.to(hidden_TD.dtype).float().t()
     return row_logprobs(logits, targets_T, inverse_temperature_T)

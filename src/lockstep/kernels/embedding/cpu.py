@@ -1,4 +1,4 @@
-"""Native embedding. The backward pass splits columns over threads, so each sum runs in token order."""
+"""Native embedding. Its backward splits columns over threads, so each sum runs in token order."""
 
 from __future__ import annotations
 

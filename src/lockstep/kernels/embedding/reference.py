@@ -1,4 +1,6 @@
-"""Rows of a table: y[t] = W[token[t]], rounded to the compute dtype. The gradient adds rows in token order."""
+"""Rows of a table: y[t] = W[token[t]], rounded to the compute dtype. The gradient adds rows in
+token order.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Matrix product with a fixed order of summation: y = x W^T + b.
 
-T rows, K inputs, N outputs. Inputs and packed weight share the compute dtype (fp32 or bf16); sums are fp32. The
-weight itself may be an fp32 master: packing rounds it, so trainer and server compute the same bits.
+T rows, K inputs, N outputs. Inputs and packed weight share the compute dtype (fp32 or bf16); sums
+are fp32. The weight itself may be an fp32 master: packing rounds it, so trainer and server compute
+the same bits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from lockstep.kernels.linear.reference import SEGMENTS
 __all__ = ["SEGMENTS", "PackCache", "linear"]
 
 _linear = dispatch.define(
-    "linear(Tensor x, Tensor weight, Tensor packed, Tensor? bias, int segments, bool fp32_out) -> Tensor",
+    "linear(Tensor x, Tensor weight, Tensor packed, Tensor? bias, int segments, bool fp32_out)"
+    " -> Tensor",
     reference=reference.linear,
     native=cpu.linear,
     fake=lambda x, weight, packed, bias, segments, fp32_out: x.new_empty(
@@ -73,7 +75,9 @@ dispatch.autograd("linear", backward=_backward, setup_context=_setup_context)
 
 
 class PackCache:
-    """The packed copy of one weight; made anew when the weight was written to (its version counter moved)."""
+    """The packed copy of one weight; made anew when the weight was written to (its version counter
+    moved).
+    """
 
     def __init__(self) -> None:
         self._key: tuple[object, ...] | None = None

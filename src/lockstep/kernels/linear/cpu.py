@@ -1,4 +1,5 @@
-"""Native `lockstep::linear`: weights packed in panels of 64 columns, K ascending, one accumulator an output.
+"""Native `lockstep::linear`: weights packed in panels of 64 columns, K ascending, one accumulator
+an output.
 
 Bytes moved at one row: the packed weight, once. The packed layout is [panel][k][64] in fp32 and
 [panel][k/2][64][2] in bf16 (pairs, as `vdpbf16ps` takes them), zero-padded in N and K.
@@ -46,7 +47,9 @@ def gemm(
     out_dtype: torch.dtype | None = None,
     accumulate: bool = False,
 ) -> Tensor:
-    """x (T, K) times a packed (N, K) matrix; `out` (T, N) is overwritten, or added to if `accumulate`."""
+    """x (T, K) times a packed (N, K) matrix; `out` (T, N) is overwritten, or added to if
+    `accumulate`.
+    """
     if x_TK.stride(1) != 1:
         x_TK = x_TK.contiguous()
     t, k = x_TK.shape
@@ -72,7 +75,12 @@ def gemm(
 
 
 def linear(
-    x_TK: Tensor, weight_NK: Tensor, packed: Tensor, bias_N: Tensor | None, segments: int, fp32_out: bool
+    x_TK: Tensor,
+    weight_NK: Tensor,
+    packed: Tensor,
+    bias_N: Tensor | None,
+    segments: int,
+    fp32_out: bool,
 ) -> Tensor:
     return gemm(
         x_TK,
@@ -97,6 +105,10 @@ def column_sum(dy_TN: Tensor) -> Tensor:
     dy_TN = dy_TN.contiguous()
     total_N = torch.empty(dy_TN.shape[1], dtype=torch.float32)
     native().ls_column_sum(
-        total_N.data_ptr(), dy_TN.data_ptr(), DTYPE_CODE[dy_TN.dtype], dy_TN.shape[0], dy_TN.shape[1]
+        total_N.data_ptr(),
+        dy_TN.data_ptr(),
+        DTYPE_CODE[dy_TN.dtype],
+        dy_TN.shape[0],
+        dy_TN.shape[1],
     )
     return total_N

@@ -1,8 +1,8 @@
 """y = x W^T + b with fp32 accumulation: the specification of `lockstep::linear` and its gradients.
 
-Shapes: T rows, K inputs, N outputs. With `segments` = 8, K is cut into 8 equal (even-length) pieces whose sums
-are joined by a fixed binary tree, ((0+1)+(2+3))+((4+5)+(6+7)), so that cutting K over 1, 2, 4 or 8 tensor-parallel
-ranks cannot change a bit.
+Shapes: T rows, K inputs, N outputs. With `segments` = 8, K is cut into 8 equal (even-length) pieces
+whose sums are joined by a fixed binary tree, ((0+1)+(2+3))+((4+5)+(6+7)), so that cutting K over 1,
+2, 4 or 8 tensor-parallel ranks cannot change a bit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ def segment_length(k: int, segments: int) -> int:
 
 
 def linear(
-    x_TK: Tensor, weight_NK: Tensor, packed: Tensor, bias_N: Tensor | None, segments: int, fp32_out: bool
+    x_TK: Tensor,
+    weight_NK: Tensor,
+    packed: Tensor,
+    bias_N: Tensor | None,
+    segments: int,
+    fp32_out: bool,
 ) -> Tensor:
     x = x_TK.float()
     weight = weight_NK.to(x_TK.dtype).float()

@@ -1,4 +1,6 @@
-"""Root-mean-square layer norm over the last dim. T rows, D features; the weight may be an fp32 master."""
+"""Root-mean-square layer norm over the last dim. T rows, D features; the weight may be an fp32
+master.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ _backward_op = dispatch.define(
     "rms_norm_backward(Tensor dy, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
     reference=reference.rms_norm_backward,
     native=cpu.rms_norm_backward,
-    fake=lambda dy, x, weight, eps: (torch.empty_like(x), x.new_empty(x.shape[1], dtype=torch.float32)),
+    fake=lambda dy, x, weight, eps: (
+        torch.empty_like(x),
+        x.new_empty(x.shape[1], dtype=torch.float32),
+    ),
 )
 
 

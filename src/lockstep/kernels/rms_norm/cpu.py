@@ -1,4 +1,6 @@
-"""Native rms_norm: one pass to sum 16 lanes in a fixed tree, one to scale. Moves x twice (once from cache), y once."""
+"""Native rms_norm: one pass to sum 16 lanes in a fixed tree, one to scale. Moves x twice (once from
+cache), y once.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     return y_TD
 
 
-def rms_norm_backward(dy_TD: Tensor, x_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def rms_norm_backward(
+    dy_TD: Tensor, x_TD: Tensor, weight_D: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
     x_TD, dy_TD = x_TD.contiguous(), dy_TD.contiguous()
     dx_TD = torch.empty_like(x_TD)
     dw_D = torch.empty(x_TD.shape[1], dtype=torch.float32)

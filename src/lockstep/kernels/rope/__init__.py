@@ -1,10 +1,11 @@
-"""Rotary position embedding. T tokens, N heads, H head dim; tables hold P positions by H/2 angles, fp32."""
+"""Rotary position embedding. T tokens, N heads, H head dim; tables hold P positions by H/2 angles,
+fp32.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lockstep.kernels import dispatch

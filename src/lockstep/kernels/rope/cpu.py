@@ -8,7 +8,9 @@ from torch import Tensor
 from lockstep.kernels.native_library import DTYPE_CODE, native
 
 
-def rope(x_TNH: Tensor, positions_T: Tensor, cos_PH: Tensor, sin_PH: Tensor, inverse: bool) -> Tensor:
+def rope(
+    x_TNH: Tensor, positions_T: Tensor, cos_PH: Tensor, sin_PH: Tensor, inverse: bool
+) -> Tensor:
     t, n, h = x_TNH.shape
     if x_TNH.stride(2) != 1 or x_TNH.stride(1) != h:
         x_TNH = x_TNH.contiguous()

@@ -1,4 +1,6 @@
-"""Drawing tokens. The noise of a draw is a pure function of (seed, position, token id): no generator state."""
+"""Drawing tokens. The noise of a draw is a pure function of (seed, position, token id): no
+generator state.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ class SampleResult:
 
 
 _sample = dispatch.define(
-    "sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seed,"
+    "sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p,"
+    " Tensor seed,"
     " Tensor position) -> (Tensor, Tensor)",
     reference=reference.sample,
     native=cpu.sample,
@@ -43,7 +46,9 @@ def sample(
     seed_S: Tensor,
     position_S: Tensor,
 ) -> SampleResult:
-    """One token a row of fp32 logits. top_k 0 and top_p 1 and min_p 0 keep all; seed and position are int64."""
+    """One token a row of fp32 logits. top_k 0 and top_p 1 and min_p 0 keep all; seed and position
+    are int64.
+    """
     tokens, logprobs = _sample(
         logits_SV,
         temperature_S.to(torch.float32),

@@ -1,7 +1,7 @@
 """Native sampling: rows over threads; noise is made only for tokens that could still win.
 
-A token can win only if its scaled logit is within the noise's range (19.5) of the best one, so most of the vocabulary
-needs no noise at all, and the result is the same.
+A token can win only if its scaled logit is within the noise's range (19.5) of the best one, so most
+of the vocabulary needs no noise at all, and the result is the same.
 """
 
 from __future__ import annotations

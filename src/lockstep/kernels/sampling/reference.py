@@ -1,10 +1,12 @@
-"""Draw one token a row with noise that depends only on (seed, position, token id): the specification.
+"""Draw one token a row with noise that depends only on (seed, position, token id): the
+specification.
 
-Gumbel-max (Gumbel 1954; Maddison et al. 2014): token = argmax over kept v of x[v] + g[v], x = logits / temperature,
-g = -log(-log u). u comes from Philox4x32-10 (Salmon et al. 2011) with key = seed and counter =
-(v div 4, position low, position high, 0), word v mod 4, top 23 bits: u = (word >> 9 + 1/2) 2^-23. The logprob is that
-of the kept tokens' distribution. Filters act in the order top-k, top-p, min-p; ties keep the lower id. Temperature 0
-takes the largest logit, lowest id first, with logprob 0. S rows, V vocabulary.
+Gumbel-max (Gumbel 1954; Maddison et al. 2014): token = argmax over kept v of x[v] + g[v], x =
+logits / temperature, g = -log(-log u). u comes from Philox4x32-10 (Salmon et al. 2011) with key =
+seed and counter = (v div 4, position low, position high, 0), word v mod 4, top 23 bits: u = (word
+>> 9 + 1/2) 2^-23. The logprob is that of the kept tokens' distribution. Filters act in the order
+top-k, top-p, min-p; ties keep the lower id. Temperature 0 takes the largest logit, lowest id first,
+with logprob 0. S rows, V vocabulary.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Native silu_mul: element by element with one exp for every lane, so no element depends on its place."""
+"""Native silu_mul: element by element with one exp for every lane, so no element depends on its
+place.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""y = silu(g) u, silu(g) = g / (1 + exp(-g)): the gated half of SwiGLU (Shazeer 2020, eq. 5), in fp32."""
+"""y = silu(g) u, silu(g) = g / (1 + exp(-g)): the gated half of SwiGLU (Shazeer 2020, eq. 5), in
+fp32.
+"""
 
 from __future__ import annotations
 
