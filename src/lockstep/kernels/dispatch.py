@@ -10,10 +10,13 @@ the reason. `reference.py` of each op is the specification and always can.
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
+import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -91,6 +94,8 @@ def is_reference_forced() -> bool:
 
 def describe() -> dict[str, dict[str, str]]:
     """For each op, what runs and what was passed over: the data behind `lockstep info kernels`."""
+    for package in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        importlib.import_module(f"lockstep.kernels.{package.name}")  # an op is known once imported
     missing = native_library.missing_reason()
     runs = "reference" if missing else f"native {native_library.isa()}"
     table: dict[str, dict[str, str]] = {}
