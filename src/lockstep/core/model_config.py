@@ -129,7 +129,7 @@ class ModelConfig:
             eos_token_ids=fields.token_ids("eos_token_id"),
             initializer_range=fields.real("initializer_range", 0.02),
         )
-        loaded._check()
+        loaded.check()
         return loaded
 
     def to_hf(self, *, dtype: str = "float32") -> dict[str, Any]:
@@ -178,14 +178,17 @@ class ModelConfig:
             }
         return config
 
-    def _check(self) -> None:
+    def check(self, *, where: str = "config.json") -> None:
+        """Raise CheckpointError, naming `where` it was read, if the numbers cannot go together."""
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
-                f"config.json: num_key_value_heads={self.num_kv_heads} does not divide "
-                f"num_attention_heads={self.num_heads}"
+                f"{where}: {self.num_kv_heads} key/value heads do not divide "
+                f"{self.num_heads} attention heads"
             )
         if self.head_dim % 2:
-            raise CheckpointError(f"config.json: head_dim={self.head_dim} must be even for rope")
+            raise CheckpointError(
+                f"{where}: head dimension {self.head_dim} is odd; rope needs pairs"
+            )
 
 
 def _architecture(config: Json) -> str:
