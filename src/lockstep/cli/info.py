@@ -33,10 +33,18 @@ def show_kernels() -> None:
     """Show, for each op, which implementation runs here and why others were passed over."""
     from lockstep import kernels  # torch: two seconds that `lockstep info` alone need not pay
 
-    table = _table("op", "runs", "passed over")
-    for op, row in kernels.describe().items():
-        table.add_row(op, row["runs"], row["passed over"])
-    _console().print(table)
+    described = kernels.describe()
+    table = _table("op", "runs")
+    ops_of: dict[str, list[str]] = {}
+    for op, row in described.items():
+        table.add_row(op, row["runs"])
+        if row["passed over"]:
+            ops_of.setdefault(row["passed over"], []).append(op)
+    console = _console()
+    console.print(table)
+    for reason, ops in ops_of.items():
+        names = "every op" if len(ops) == len(described) else ", ".join(ops)
+        console.print(f"\nPassed over for {names}: {reason}", soft_wrap=True, markup=False)
 
 
 def _table(*columns: str) -> Table:
