@@ -24,11 +24,14 @@ _NORM_BLOCK = 1024
 class OptimizerConfig:
     """AdamW and gradient clipping."""
 
-    learning_rate: float = 2e-5
-    """Peak learning rate."""
+    learning_rate: float = 1e-4
+    """Peak learning rate; for full fine-tuning a tenth of the default is usual."""
     beta1: float = 0.9
+    """Decay of the gradient's running mean."""
     beta2: float = 0.999
+    """Decay of the squared gradient's running mean."""
     eps: float = 1e-8
+    """Added to the root of the running mean of squares."""
     weight_decay: float = 0.0
     """Decoupled weight decay, applied to matrices only: not to norms, biases or embeddings."""
     max_grad_norm: float | None = 1.0

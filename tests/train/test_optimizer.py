@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from lockstep.core.errors import ConfigError
+from lockstep.models.llama import Llama
+from lockstep.train.optimizer import (
+    OptimizerConfig,
+    ScheduleConfig,
+    build_optimizer,
+    clip_gradients,
+    global_norm,
+    learning_rate_at,
+)
+
+
+@pytest.fixture
+def restore_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("constant", [1, 1, 1, 1, 1]),
+        ("linear", [1, 0.775, 0.55, 0.325, 0.1]),
+        ("cosine", [1, 0.55 + 0.45 * 0.5**0.5, 0.55, 0.55 - 0.45 * 0.5**0.5, 0.1]),
+    ],
+)
+def test_rates(kind: str, expected: list[float]) -> None:
+    schedule = ScheduleConfig(lr_schedule=kind, warmup_steps=2, min_lr_ratio=0.1)
+    rates = [learning_rate_at(s, peak=1.0, num_steps=6, schedule=schedule) for s in range(7)]
+    assert rates == pytest.approx([0.5, 1, *expected])
+
+
+def test_the_norm_is_right_and_the_same_for_any_number_of_threads(restore_threads: None) -> None:
+    torch.manual_seed(0)
+    tensors = [torch.randn(300, 700), torch.randn(5), torch.randn(1024)]
+    exact = math.sqrt(sum(tensor.double().square().sum().item() for tensor in tensors))
+    norms = []
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        norms.append(global_norm(tensors))
+    assert norms[0] == pytest.approx(exact, rel=1e-6)
+    assert norms[0] == norms[1] == norms[2]
+
+
+def test_clipping_scales_to_the_limit_and_leaves_smaller_gradients_alone() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    weight.grad = torch.tensor([3.0, 4.0])
+    assert clip_gradients([weight], max_norm=10.0) == 5.0
+    assert weight.grad.tolist() == [3.0, 4.0]
+    assert clip_gradients([weight], max_norm=1.0) == 5.0
+    assert weight.grad.tolist() == pytest.approx([0.6, 0.8])
+
+
+def test_decay_is_on_matrices_only(make_model: Callable[..., Llama]) -> None:
+    model = make_model(qkv_bias=True)
+    optimizer = build_optimizer(model, OptimizerConfig(weight_decay=0.1))
+    decayed = {id(weight) for weight in optimizer.param_groups[0]["params"]}
+    for name, weight in model.named_parameters():
+        assert (id(weight) in decayed) == (name.endswith("_proj.weight")), name
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+
+
+def test_weights_below_fp32_are_refused(make_model: Callable[..., Llama]) -> None:
+    with pytest.raises(ConfigError, match="must be fp32 masters"):
+        build_optimizer(make_model().bfloat16(), OptimizerConfig())
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    with pytest.raises(ConfigError, match="learning_rate must be above 0, got -1"):
+        OptimizerConfig(learning_rate=-1)
+    with pytest.raises(ConfigError, match="beta2 must be from 0 to below 1, got 1"):
+        OptimizerConfig(beta2=1)
+    with pytest.raises(ConfigError, match="min_lr_ratio must be from 0 to 1, got 2"):
+        ScheduleConfig(min_lr_ratio=2)
