@@ -15,6 +15,7 @@ from typing import Any, Literal
 from lockstep.core.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort"]
+TrajectoryStatus = Literal["completed", "truncated", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,7 @@ class Trajectory:
     reward: float
     rewards: dict[str, float] = field(default_factory=dict)
     """By verifier; `reward` is their weighted sum."""
-    status: Literal["completed", "truncated", "failed"] = "completed"
+    status: TrajectoryStatus = "completed"
     weight_version: int = 0
     seed: int = 0
     sampling: SamplingParams = field(default_factory=SamplingParams)
