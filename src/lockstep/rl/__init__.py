@@ -1,0 +1,1 @@
+"""Reinforcement learning: rollouts from the engine, advantages, and updates through the trainer."""
