@@ -1,19 +1,22 @@
-"""Write the tour of the code in docs/architecture.md from the modules' own docstrings.
+"""Write the tour of the code in docs/architecture.md from what the files say of themselves.
 
-One line a module: the first sentence of its docstring. `--check` changes nothing and fails when the
+One line a file: the first sentence of its docstring, or of the comment atop a C++ file. `--check` changes nothing and fails when the
 page is out of date, so the map stays true without anybody having to remember it.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
 PACKAGE = ROOT / "src" / "lockstep"
 START, END = "<!-- tour: written by scripts/write_tour.py -->", "<!-- end of tour -->"
+SENTENCE_END = re.compile(r"(?<!et al)\. ")
 LAYERS = ("core", "text", "schedule", "kernels", "parallel", "models", "engine", "train")
 LAYERS += ("compress", "evaluate", "plan", "profile", "rl", "serve", "cli")
 
@@ -45,6 +48,8 @@ def tour() -> str:
         for path in sorted(folder.rglob("*.py")):
             if path != folder / "__init__.py":
                 lines.append(f"- `{module_name(path, folder)}`: {first_sentence(path)}")
+        for path in sorted([*folder.rglob("*.cpp"), *folder.rglob("*.h")]):
+            lines.append(f"- `{path.relative_to(folder)}`: {first_sentence(path)}")
         sections.append("\n".join(lines))
     return "\n" + "\n\n".join(sections) + "\n"
 
@@ -56,12 +61,19 @@ def module_name(path: Path, folder: Path) -> str:
 
 
 def first_sentence(path: Path) -> str:
-    """The first sentence of a module's docstring, on one line."""
-    docstring = ast.get_docstring(ast.parse(path.read_text()))
-    if not docstring:
-        raise SystemExit(f"{path.relative_to(ROOT)} has no docstring; say what the module is for")
-    paragraph = " ".join(docstring.split("\n\n")[0].split())
-    return paragraph.split(". ")[0].rstrip(".:") + "."
+    """The first sentence of what a file says of itself, on one line."""
+    text = path.read_text()
+    if path.suffix == ".py":
+        comment = ast.get_docstring(ast.parse(text)) or ""
+    else:
+        lines = takewhile(lambda line: line.startswith("//"), text.splitlines())
+        comment = "\n".join(line.removeprefix("//").strip() for line in lines)
+    if not comment:
+        raise SystemExit(
+            f"{path.relative_to(ROOT)} does not say what it is for; begin it with that"
+        )
+    paragraph = " ".join(comment.split("\n\n")[0].split())
+    return SENTENCE_END.split(paragraph)[0].rstrip(".:") + "."
 
 
 if __name__ == "__main__":

@@ -32,8 +32,13 @@ def test_the_tour_takes_the_first_sentence(load_script: Loader, tmp_path: Path) 
     module = tmp_path / "m.py"
     module.write_text('"""What it is,\nin two lines. And more.\n\nNot this.\n"""\n')
     assert script.first_sentence(module) == "What it is, in two lines."
+    module.write_text('"""y = x (Zhang et al. 2019). More."""\n')
+    assert script.first_sentence(module) == "y = x (Zhang et al. 2019)."
+    source = tmp_path / "m.cpp"
+    source.write_text("// Threads that\n// spin.\n//\n// Not this.\n#include <x>\n// Nor this.\n")
+    assert script.first_sentence(source) == "Threads that spin."
     module.write_text("x = 1\n")
-    with pytest.raises(SystemExit, match=r"m\.py has no docstring"):
+    with pytest.raises(SystemExit, match=r"m\.py does not say what it is for"):
         script.first_sentence(module)
 
 
