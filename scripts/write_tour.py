@@ -1,7 +1,8 @@
 """Write the tour of the code in docs/architecture.md from what the files say of themselves.
 
-One line a file: the first sentence of its docstring, or of the comment atop a C++ file. `--check` changes nothing and fails when the
-page is out of date, so the map stays true without anybody having to remember it.
+One line a file: the first sentence of its docstring, or of the comment atop a C++ file. `--check`
+changes nothing and fails when the page is out of date, so the map stays true without anybody having
+to remember it.
 """
 
 from __future__ import annotations
