@@ -117,3 +117,9 @@ def test_unknown_tasks_are_refused() -> None:
         load_environment("gym:x")
     with pytest.raises(DataError, match=r"cannot read /no/file\.jsonl"):
         load_environment("free_answer:/no/file.jsonl")
+
+
+def test_line_separators_within_a_string_are_text(tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text('{"prompt": "a\u2028b\x85c", "answer": "x"}\n', encoding="utf-8")
+    assert load_environment(f"free_answer:{path}").num_items == 1

@@ -20,7 +20,8 @@ def read_records(path: Path) -> Iterator[tuple[int, Record]]:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text (byte {error.start})") from error
-    for number, line in enumerate(text.splitlines(), start=1):
+    # Not splitlines: JSON strings may hold U+2028 and its like unescaped.
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -44,7 +44,8 @@ def read_trajectories(path: Path) -> list[Trajectory]:
         raise DataError(f"there is no trajectory file {path}")
     if path.suffix == ".parquet":
         return [_from_row(row) for row in _read_parquet(path)]
-    return [_from_row(json.loads(line)) for line in path.read_text().splitlines()]
+    lines = path.read_text().split("\n")  # splitlines would also cut at U+2028 within a string
+    return [_from_row(json.loads(line)) for line in lines if line]
 
 
 def _write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
