@@ -94,7 +94,7 @@ def test_namespaces_and_prompt_logprobs_do_not_read_the_cache():
     add(scheduler, 1, range(8))
     run(scheduler)
     add(scheduler, 2, range(8), namespace="adapter")
-    add(scheduler, 3, range(8), needs_whole_prompt=True)
+    add(scheduler, 3, range(8), max_cached_tokens=3)
     assert shape(run(scheduler))[1:] == [(2, 0, 8, True), (3, 0, 8, True)]
 
 

@@ -45,7 +45,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.live: dict[int, SequenceSpec] = {}
         self.tokens: dict[int, list[int]] = {}
         self.prompts: dict[int, list[int]] = {}
-        self.num_whole: Counter[int] = Counter()
+        self.num_own: Counter[int] = Counter()
         self.weights = 0
 
     # Users
@@ -56,7 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_new_tokens=st.integers(0, 4),
         priority=st.integers(0, 2),
         namespace=st.sampled_from([None, "adapter"]),
-        needs_whole_prompt=st.booleans(),
+        max_cached_tokens=st.none() | st.integers(0, 5),
     )
     def add(self, prompt, **options):
         return self._add(prompt, leader=None, **options)
@@ -69,7 +69,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def add_follower(self, leader, **options):
         prompt = self.prompts[leader]
-        return self._add(prompt, leader=leader, namespace=None, needs_whole_prompt=False, **options)
+        return self._add(prompt, leader=leader, namespace=None, **options)
 
     @rule(seq_id=consumes(sequences))
     def abort(self, seq_id):
@@ -182,15 +182,16 @@ class SchedulerMachine(RuleBasedStateMachine):
 
         for position in range(chunk.start):
             assert self.memory[slot(position)] == content(position)
-        if spec.needs_whole_prompt and chunk.start < len(spec.prompt_token_ids):
-            self._check_whole_prompt(chunk)
+        self._check_prompt_is_computed(chunk)
         for position in range(chunk.start, chunk.end):
             self.memory[slot(position)] = content(position)
 
-    def _check_whole_prompt(self, chunk: Chunk):
-        """Every position of its prompt is computed by itself: a chunk leaves no gap."""
-        assert chunk.start <= self.num_whole[chunk.seq_id]
-        self.num_whole[chunk.seq_id] = max(self.num_whole[chunk.seq_id], chunk.end)
+    def _check_prompt_is_computed(self, chunk: Chunk):
+        """Prompt positions that must not come from the cache: none is left out."""
+        limit = self.live[chunk.seq_id].max_cached_tokens
+        if limit is not None:
+            assert chunk.start <= max(self.num_own[chunk.seq_id], limit)
+            self.num_own[chunk.seq_id] = max(self.num_own[chunk.seq_id], chunk.end)
 
     # What must hold after every rule
 

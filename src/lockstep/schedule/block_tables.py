@@ -83,10 +83,10 @@ class BlockTables:
         sequence.cached_path = None
 
     def _shareable(self, sequence: ScheduledSequence) -> list[tuple[Node, int]]:
-        """Cached nodes it can use. The last token is always computed: its logits are wanted."""
-        if not self._enable_prefix_cache or not sequence.can_read_cache:
+        """Cached nodes it can use."""
+        if not self._enable_prefix_cache:
             return []
-        num_whole = (len(sequence.tokens) - 1) // self._block_size
+        num_whole = sequence.num_shareable // self._block_size
         nodes = self.cache.match(
             sequence.tokens[: num_whole * self._block_size], namespace=sequence.spec.namespace
         )

@@ -22,8 +22,10 @@ class SequenceSpec:
     """A sequence with the same prompt: wait until its prompt is computed, then share its blocks."""
     namespace: Hashable = None
     """Sequences share blocks within a namespace only (an adapter, a salt)."""
-    needs_whole_prompt: bool = False
-    """Every prompt position must be computed (prompt logprobs): do not read the prefix cache."""
+    max_cached_tokens: int | None = None
+    """Take at most this many tokens from the prefix cache: the prompt's others must be computed,
+    since something is wanted of them (prompt logprobs). None takes all there are.
+    """
 
     @property
     def max_computed_tokens(self) -> int:
@@ -73,5 +75,7 @@ class ScheduledSequence:
         return self.is_prompt_done and self.num_uncomputed == 1
 
     @property
-    def can_read_cache(self) -> bool:
-        return self.is_prompt_done or not self.spec.needs_whole_prompt
+    def num_shareable(self) -> int:
+        """Tokens that may come from the prefix cache; never the last one, whose logits are needed."""
+        limit = None if self.is_prompt_done else self.spec.max_cached_tokens
+        return len(self.tokens) - 1 if limit is None else min(len(self.tokens) - 1, limit)
