@@ -1,0 +1,198 @@
+"""The whole of `lockstep sft` on a tiny model: it learns, and leaves what it says it leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep.cli.main import run as run_command
+from lockstep.core.errors import ConfigError
+from lockstep.core.run_folder import read_metrics
+from lockstep.models.export import load_adapter_weights, read_adapter_config
+from lockstep.models.llama import Llama
+from lockstep.models.loading import load_model
+from lockstep.models.lora import LoraConfig, apply_lora
+from lockstep.train.dataset import DataConfig
+from lockstep.train.masks import RecordTokenizer
+from lockstep.train.optimizer import OptimizerConfig, ScheduleConfig
+from lockstep.train.order import DataOrder
+from lockstep.train.packing import pack
+from lockstep.train.sft import SFTRun
+from lockstep.train.sft_config import LoopConfig, SFTConfig
+from lockstep.train.step import target_statistics
+
+
+@pytest.fixture
+def config(tmp_path: Path, model_folder: Path, data_file: Path) -> SFTConfig:
+    """Full fine-tuning in fp32, six steps an epoch."""
+    return SFTConfig(
+        model=str(model_folder),
+        out=tmp_path / "run",
+        data=DataConfig(data=data_file, max_length=64),
+        loop=LoopConfig(epochs=2, global_batch_size=2, micro_batch_tokens=64, save_every=4),
+        optimizer=OptimizerConfig(learning_rate=1e-2),
+        schedule=ScheduleConfig(lr_schedule="constant", warmup_steps=2),
+        lora=None,
+        precision="fp32",
+    )
+
+
+def logprobs_of_answers(model: Llama, run: SFTRun) -> torch.Tensor:
+    (batch,) = pack(run.dataset.documents, max_tokens=10_000)
+    with torch.no_grad():
+        return target_statistics(model, batch).logprobs_T
+
+
+@pytest.mark.parametrize(("lora", "left"), [(None, 0.3), (LoraConfig(r=8), 0.7)])
+def test_it_learns_the_answers_by_heart_and_exports_what_it_learned(
+    config: SFTConfig, lora: LoraConfig | None, left: float
+) -> None:
+    loop = dataclasses.replace(config.loop, epochs=20, global_batch_size=12, save_every=100)
+    run = SFTRun(dataclasses.replace(config, lora=lora, loop=loop))
+    before = logprobs_of_answers(run.loaded.model, run)
+    result = run.train()
+    rows = read_metrics(config.out / "metrics.jsonl")
+    assert rows[0]["loss"] == pytest.approx(-before.mean().item(), rel=1e-4)
+    assert rows[-1]["loss"] < left * rows[0]["loss"]
+    exported = load_model(result.model_folder, precision="fp32", quiet=True).model
+    after = logprobs_of_answers(exported, run)
+    torch.testing.assert_close(after, logprobs_of_answers(run.loaded.model, run))
+    assert after.mean() > left * before.mean()
+
+
+def test_lora_changes_its_adapters_only_and_exports_them(config: SFTConfig) -> None:
+    run = SFTRun(dataclasses.replace(config, lora=LoraConfig(r=2, targets=("q_proj", "up_proj"))))
+    model = run.loaded.model
+    frozen = {n: w.detach().clone() for n, w in model.named_parameters() if not w.requires_grad}
+    trainable = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert len(trainable) == 2 * 2 * 2
+    assert all(".lora_" in name for name in trainable)
+    saved = {}
+    original = run._export
+
+    def look_then_export(row: dict[str, float]) -> object:  # merging alters the base weights
+        saved["logprobs"] = logprobs_of_answers(model, run)
+        assert all(torch.equal(model.get_parameter(n), w) for n, w in frozen.items())
+        return original(row)
+
+    run._export = look_then_export  # type: ignore[method-assign]
+    result = run.train()
+    assert result.adapter_folder is not None
+    adapted = load_model(config.model, precision="fp32", quiet=True).model
+    apply_lora(adapted, read_adapter_config(result.adapter_folder)[0])
+    load_adapter_weights(adapted, result.adapter_folder)
+    assert torch.equal(logprobs_of_answers(adapted, run), saved["logprobs"])
+
+
+def test_the_loss_curve_is_that_of_a_plain_loop_in_transformers(config: SFTConfig) -> None:
+    from transformers import AutoModelForCausalLM
+
+    theirs = AutoModelForCausalLM.from_pretrained(config.model, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.0, weight_decay=0.0)
+    run = SFTRun(config)
+    order = DataOrder(num_documents=12, batch_size=2, seed=0)
+    losses = []
+    for step in range(12):
+        optimizer.param_groups[0]["lr"] = 1e-2 * min(1.0, (step + 1) / 2)
+        documents = [run.dataset.documents[index] for index in order.next_batch()]
+        loss = torch.zeros(())
+        for document in documents:
+            tokens = torch.tensor(document.token_ids)[None].long()
+            weights = torch.tensor(document.loss_weights)[1:]
+            logits = theirs(tokens).logits[0, :-1]
+            per_token = torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="none")
+            loss = loss + (per_token * weights).sum()
+        loss = loss / sum(document.num_loss_tokens for document in documents)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    run.train()
+    ours = [row["loss"] for row in read_metrics(config.out / "metrics.jsonl")]
+    assert ours == pytest.approx(losses, rel=2e-3)
+
+
+def test_a_run_folder_tells_all(config: SFTConfig, data_file: Path) -> None:
+    data = dataclasses.replace(config.data, eval_data=data_file)
+    loop = dataclasses.replace(config.loop, eval_every=5)
+    run = SFTRun(dataclasses.replace(config, data=data, loop=loop))
+    text = "\n".join(run.describe())
+    assert "full fine-tuning, 27,296 of 27,296 parameters trainable" in text
+    assert "12 records, 12 documents" in text
+    result = run.train()
+    rows = read_metrics(config.out / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(13))
+    assert [row["step"] for row in rows if "eval_loss" in row] == [0, 5, 10, 12]
+    assert rows[-1]["eval_loss"] == result.final_eval_loss < rows[0]["eval_loss"]
+    assert rows[-1]["num_tokens"] == result.num_tokens == 2 * run.dataset.num_tokens
+    assert rows[-1]["epoch"] == 2.0
+    assert [row["learning_rate"] for row in rows[1:4]] == [5e-3, 1e-2, 1e-2]
+    assert rows[1]["entropy"] == pytest.approx(5.6, abs=0.5)  # ln 272: it knew nothing
+    assert json.loads((config.out / "config.json").read_text())["loop"]["epochs"] == 2
+    assert sorted(path.name for path in (config.out / "checkpoints").iterdir()) == [
+        "checkpoint-12",
+        "checkpoint-8",
+    ]
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(config: SFTConfig) -> None:
+    SFTRun(config).train()
+    with pytest.raises(ConfigError, match="already holds a run; pass --resume"):
+        SFTRun(config).train()
+    again = SFTRun(config).train(resume=True)  # nothing left to do: exports once more
+    assert (again.num_steps, again.final_loss) == (12, None)
+
+
+def test_resuming_under_other_settings_is_refused_but_longer_at_a_constant_rate_is_not(
+    config: SFTConfig, data_file: Path
+) -> None:
+    SFTRun(config).train()
+    longer = dataclasses.replace(config, loop=dataclasses.replace(config.loop, epochs=3))
+    assert SFTRun(longer).train(resume=True).num_steps == 18
+    slower = dataclasses.replace(config, optimizer=OptimizerConfig(learning_rate=1e-3))
+    with pytest.raises(ConfigError, match=r"settings.optimizer.learning_rate was 0.01, is 0.001"):
+        SFTRun(slower).train(resume=True)
+    data_file.write_text(data_file.read_text() + '{"text": "more"}\n')
+    with pytest.raises(ConfigError, match="data_sha256 was"):
+        SFTRun(longer).train(resume=True)
+
+
+def test_a_micro_batch_must_hold_the_longest_document(config: SFTConfig) -> None:
+    with pytest.raises(ConfigError, match="max_length=64 exceeds micro_batch_tokens=32"):
+        dataclasses.replace(config, loop=LoopConfig(micro_batch_tokens=32))
+
+
+def test_the_command_reads_a_file_of_settings_which_flags_override(
+    tmp_path: Path, config: SFTConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "sft.toml"
+    settings.write_text(
+        f'model = "{config.model}"\ndata = "{config.data.data}"\nfull = true\nmax_steps = 9\n'
+        'max_length = 64\nprecision = "fp32"\nlr_schedule = "linear"\n'
+    )
+    out = tmp_path / "from-command"
+    arguments = ["--config", str(settings), "--out", str(out)]
+    assert run_command(["sft", *arguments, "--max-steps", "1"]) == 0
+    written = json.loads((out / "config.json").read_text())
+    assert written["loop"]["max_steps"] == 1
+    assert written["schedule"]["lr_schedule"] == "linear"
+    assert written["lora"] is None
+    assert f"model: {out / 'model'}" in capsys.readouterr().out
+    settings.write_text("learning_speed = 3\n")
+    with pytest.raises(ConfigError, match="learning_speed"):
+        run_command(["sft", *arguments])
+
+
+def test_the_record_tokenizer_knows_every_end_the_model_has(
+    make_tokenizer: Callable[..., object],
+) -> None:
+    from lockstep.core.errors import DataError
+
+    with pytest.raises(DataError, match="names no end-of-sequence token"):
+        RecordTokenizer(make_tokenizer(), eos_token_ids=[])  # type: ignore[arg-type]
