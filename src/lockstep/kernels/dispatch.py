@@ -95,7 +95,8 @@ def is_reference_forced() -> bool:
 def describe() -> dict[str, dict[str, str]]:
     """For each op, what runs and what was passed over: the data behind `lockstep info kernels`."""
     for package in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        importlib.import_module(f"lockstep.kernels.{package.name}")  # an op is known once imported
+        if package.ispkg:  # an op is known once its package is imported
+            importlib.import_module(f"lockstep.kernels.{package.name}")
     missing = native_library.missing_reason()
     runs = "reference" if missing else f"native {native_library.isa()}"
     table: dict[str, dict[str, str]] = {}
