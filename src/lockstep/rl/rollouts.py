@@ -89,7 +89,7 @@ def _trajectory(
         rewards=dict(grade.rewards),
         status=_status(sample, grade),
         weight_version=completion.weight_version,
-        seed=params.seed or 0,
+        seed=sample.seed,
         sampling=params,
         completion_text=sample.text,
         metadata={
