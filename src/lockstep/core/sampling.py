@@ -7,6 +7,7 @@ repetition, presence and frequency penalties, temperature, top-k, top-p, min-p, 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -75,8 +76,20 @@ class SamplingParams:
             raise RequestError("a stop string is empty; give at least one character", param="stop")
 
     @property
+    def inverse_temperature(self) -> float:
+        """What logits are multiplied by, to the bit: 1 / temperature in fp32, as the kernels take
+        it. A trainer that wants the sampling logprobs back must use this one.
+        """
+        return _fp32(1.0 / _fp32(self.temperature))
+
+    @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+
+def _fp32(value: float) -> float:
+    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    return rounded
 
 
 def _integer(name: str, value: object, *, low: int, high: int | None = None) -> None:

@@ -76,6 +76,6 @@ class ScheduledSequence:
 
     @property
     def num_shareable(self) -> int:
-        """Tokens that may come from the prefix cache; never the last one, whose logits are needed."""
+        """Tokens the prefix cache may supply; never the last one, whose logits are needed."""
         limit = None if self.is_prompt_done else self.spec.max_cached_tokens
         return len(self.tokens) - 1 if limit is None else min(len(self.tokens) - 1, limit)

@@ -1,0 +1,78 @@
+"""Settings of an engine, and the sizes that follow from them and from the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from lockstep.core.errors import ConfigError
+from lockstep.core.model_config import ModelConfig
+from lockstep.models.attention import KVCache
+from lockstep.schedule import BLOCK_SIZE, SchedulerConfig
+
+DEFAULT_KV_CACHE_BYTES = 1 << 30
+"""Address space; the operating system gives a page memory when it is first written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Limits of an engine. Answers never depend on them, only speed and what is refused."""
+
+    max_model_len: int | None = None
+    """Longest prompt and answer together, in tokens; default: what the model was made for."""
+    max_num_seqs: int = 256
+    """Sequences computed together."""
+    max_batch_tokens: int = 2048
+    """Tokens computed in one step, over all sequences."""
+    max_chunk_tokens: int | None = None
+    """Prompt tokens of one sequence computed in one step; default: max_batch_tokens."""
+    kv_cache_tokens: int | None = None
+    """Size of the KV cache in tokens, all sequences together."""
+    kv_cache_bytes: int | None = None
+    """The same in bytes; default: 1 GiB, or what one sequence of max_model_len tokens needs."""
+    enable_prefix_cache: bool = True
+    """Share the KV blocks of prompts that begin with the same tokens."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "kv_cache_tokens", "kv_cache_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.kv_cache_tokens is not None and self.kv_cache_bytes is not None:
+            raise ConfigError("kv_cache_tokens and kv_cache_bytes exclude each other; give one")
+
+    def model_len(self, model: ModelConfig) -> int:
+        """Longest sequence in tokens. Raises ConfigError if the model was not made for it."""
+        if self.max_model_len is None:
+            return model.max_position
+        if self.max_model_len > model.max_position:
+            raise ConfigError(
+                f"max_model_len is {self.max_model_len}, but the model was made for "
+                f"{model.max_position} positions; use at most {model.max_position}"
+            )
+        return self.max_model_len
+
+    def scheduler_config(self, model: ModelConfig, dtype: torch.dtype) -> SchedulerConfig:
+        return SchedulerConfig(
+            num_blocks=self._num_blocks(model, dtype),
+            block_size=BLOCK_SIZE,
+            max_num_seqs=self.max_num_seqs,
+            max_batch_tokens=self.max_batch_tokens,
+            max_chunk_tokens=self.max_chunk_tokens or self.max_batch_tokens,
+            enable_prefix_cache=self.enable_prefix_cache,
+        )
+
+    def _num_blocks(self, model: ModelConfig, dtype: torch.dtype) -> int:
+        if self.kv_cache_tokens is not None:
+            return -(-self.kv_cache_tokens // BLOCK_SIZE)
+        block_bytes = KVCache.bytes_per_block(model, dtype)
+        if self.kv_cache_bytes is None:
+            one_sequence = -(-self.model_len(model) // BLOCK_SIZE)
+            return max(DEFAULT_KV_CACHE_BYTES // block_bytes, one_sequence)
+        if self.kv_cache_bytes < block_bytes:
+            raise ConfigError(
+                f"kv_cache_bytes is {self.kv_cache_bytes}, but one block of {BLOCK_SIZE} tokens "
+                f"takes {block_bytes}; give at least that"
+            )
+        return self.kv_cache_bytes // block_bytes

@@ -1,0 +1,271 @@
+"""The engine: requests in, deltas out, one scheduler step at a time.
+
+Not thread-safe and without a loop of its own: `AsyncEngine` runs one in a thread. Given the weights
+and the request's seed, an answer depends only on the request (docs/architecture.md, contract C1 and
+C2). Legend: T packed tokens, D hidden, R rows that sample, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from lockstep.core.completer import Prompt
+from lockstep.core.errors import RequestError
+from lockstep.core.records import Completion, SampleDelta, TokenLogprob
+from lockstep.core.sampling import SamplingParams
+from lockstep.engine.active import ActiveRequest, ActiveSample
+from lockstep.engine.collector import CompletionCollector
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.prompt_logprobs import describe_prompts
+from lockstep.engine.request import Request, RequestLimits
+from lockstep.engine.runner import ModelRunner
+from lockstep.engine.sampler import draw_tokens
+from lockstep.engine.stats import EngineCounters, EngineStats
+from lockstep.models.llama import Llama
+from lockstep.schedule import Scheduler, SequenceSpec, Step
+from lockstep.text.tokenizer import Tokenizer
+
+
+class Engine:
+    """Runs many requests together on one model."""
+
+    def __init__(
+        self, model: Llama, tokenizer: Tokenizer | None, config: EngineConfig | None = None
+    ) -> None:
+        """Without a tokenizer, prompts are token ids and texts are empty."""
+        config = config or EngineConfig()
+        schedule = config.scheduler_config(model.config, model.compute_dtype)
+        self.tokenizer = tokenizer
+        self.limits = RequestLimits(
+            vocab_size=model.config.vocab_size,
+            max_model_len=config.model_len(model.config),
+            has_tokenizer=tokenizer is not None,
+        )
+        self.weight_version = 0
+        self._eos_token_ids = model.config.eos_token_ids
+        self._scheduler = Scheduler(schedule)
+        self._runner = ModelRunner(model, num_blocks=schedule.num_blocks)
+        self._counters = EngineCounters()
+        self._requests: dict[str, ActiveRequest] = {}
+        self._samples: dict[int, ActiveSample] = {}
+        self._seq_ids = count()
+        self._generate_calls = count()
+        self._aborted: list[SampleDelta] = []
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work or bool(self._aborted)
+
+    def stats(self) -> EngineStats:
+        """May be called from any thread."""
+        pool = self._scheduler.tables.pool
+        return self._counters.snapshot(
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            kv_usage=pool.num_used / pool.num_total,
+        )
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request. Raises RequestError or CapacityError, and then nothing has changed."""
+        self.limits.check(request)
+        if request.request_id in self._requests:
+            raise RequestError(f"request id {request.request_id!r} is already running")
+        max_new_tokens = self.limits.max_new_tokens(request)
+        active = ActiveRequest(request)
+        leader: int | None = None
+        for index in range(request.params.n):
+            sample = ActiveSample(
+                active,
+                index=index,
+                seq_id=next(self._seq_ids),
+                tokenizer=self.tokenizer,
+                eos_token_ids=self._eos_token_ids,
+                max_new_tokens=max_new_tokens,
+                arrived_s=perf_counter(),
+            )
+            self._scheduler.add(
+                SequenceSpec(
+                    seq_id=sample.seq_id,
+                    prompt_token_ids=active.prompt,
+                    max_new_tokens=max_new_tokens,
+                    priority=request.priority,
+                    leader=leader,
+                    namespace=request.namespace,
+                    max_cached_tokens=active.max_cached_tokens if index == 0 else None,
+                )
+            )
+            leader = sample.seq_id if leader is None else leader
+            active.open_samples[sample.seq_id] = sample
+            self._samples[sample.seq_id] = sample
+        self._requests[request.request_id] = active
+        self._counters.prompt_tokens += len(active.prompt)
+
+    def abort(self, request_id: str) -> None:
+        """End a request now; its open samples finish with reason `abort` in the next step's deltas.
+        A request that is not running (any more) is ignored.
+        """
+        active = self._requests.pop(request_id, None)
+        if active is None:
+            return
+        for seq_id, sample in active.open_samples.items():
+            self._scheduler.abort(seq_id)
+            del self._samples[seq_id]
+            self._counters.num_aborted += 1
+            self._aborted.append(sample.delta(finish_reason="abort"))
+
+    def step(self) -> list[SampleDelta]:
+        """Compute one batch; what it added to each sample, in no particular order of requests."""
+        aborted, self._aborted = self._aborted, []
+        step = self._scheduler.schedule()
+        self._note_changes(step)
+        if not step.chunks:
+            self._scheduler.commit(step, sampled={})
+            return aborted
+        hidden_TD = self._runner.run(step)
+        self._describe_prompts(step, hidden_TD)
+        drawn = self._draw(step, hidden_TD)
+        deltas = self._grow(step, drawn)
+        self._scheduler.commit(
+            step,
+            sampled={seq_id: token.token_id for seq_id, token in drawn.items()},
+            finished=self._close_finished(step),
+        )
+        return aborted + deltas
+
+    def weights_updated(self, version: int) -> None:
+        """The model's parameters were changed: nothing computed with the old ones is used again.
+        Requests under way keep their tokens and are computed anew.
+        """
+        self.weight_version = version
+        self._scheduler.clear_cache(recompute=True)
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams],
+        *,
+        on_finish: Callable[[int], None] | None = None,
+    ) -> list[Completion]:
+        """Run prompts to the end; `on_finish(i)` as each is done. Raises RequestError before any
+        work starts if one of them is invalid. Text prompts get the tokenizer's special tokens.
+        """
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        call = next(self._generate_calls)
+        return self.run(
+            [
+                Request(
+                    request_id=f"generate-{call}-{number}",
+                    prompt_token_ids=self.encode(prompt),
+                    params=prompt_params,
+                )
+                for number, (prompt, prompt_params) in enumerate(zip(prompts, each, strict=True))
+            ],
+            on_finish=on_finish,
+        )
+
+    def run(
+        self, requests: Sequence[Request], *, on_finish: Callable[[int], None] | None = None
+    ) -> list[Completion]:
+        """The same for whole requests; their order is that of the results."""
+        assert not self.has_work, "other requests are under way; their deltas would be lost"
+        for request in requests:
+            self.limits.check(request)
+        numbers = {request.request_id: number for number, request in enumerate(requests)}
+        collectors = [CompletionCollector(request) for request in requests]
+        try:
+            for request in requests:
+                self.add_request(request)
+            while self.has_work:
+                for delta in self.step():
+                    number = numbers[delta.request_id]
+                    if collectors[number].push(delta) and on_finish is not None:
+                        on_finish(number)
+        finally:
+            for request in requests:
+                self.abort(request.request_id)
+            self._aborted.clear()
+        return [collector.completion(self.weight_version) for collector in collectors]
+
+    def encode(self, prompt: Prompt) -> Sequence[int]:
+        """Token ids of a prompt; ids stay as they are."""
+        if not isinstance(prompt, str):
+            return prompt
+        if self.tokenizer is None:
+            raise RequestError("a text prompt needs a tokenizer; this engine has none")
+        return self.tokenizer.encode(prompt, add_special_tokens=True)
+
+    def _note_changes(self, step: Step) -> None:
+        now = perf_counter()
+        self._counters.num_steps += 1
+        self._counters.num_preemptions += len(step.preempted)
+        for admission in step.admitted:
+            self._counters.prefix_queries += admission.num_tokens
+            self._counters.prefix_hits += admission.num_cached_tokens
+            sample = self._samples[admission.seq_id]
+            if sample.started_s is None:
+                sample.started_s = now
+                self._counters.queue_s += now - sample.arrived_s
+                if sample.index == 0:
+                    sample.request.num_cached_tokens = admission.num_cached_tokens
+
+    def _describe_prompts(self, step: Step, hidden_TD: Tensor) -> None:
+        wanted, offset = [], 0
+        for chunk in step.chunks:
+            sample = self._samples[chunk.seq_id]
+            prompt_logprobs = sample.request.prompt_logprobs
+            if sample.index == 0 and prompt_logprobs and prompt_logprobs.targets(chunk):
+                wanted.append((prompt_logprobs, chunk, offset))
+            offset += len(chunk.token_ids)
+        describe_prompts(self._runner, hidden_TD, wanted)
+
+    def _draw(self, step: Step, hidden_TD: Tensor) -> dict[int, TokenLogprob]:
+        """A token for each chunk that samples, by sequence id."""
+        rows, samples, end = [], [], 0
+        for chunk in step.chunks:
+            end += len(chunk.token_ids)
+            if chunk.samples:
+                rows.append(end - 1)
+                samples.append(self._samples[chunk.seq_id])
+        drawn: dict[int, TokenLogprob] = {}
+        if not rows:
+            return drawn
+        remaining = iter(samples)
+        for logits_RV in self._runner.logits(hidden_TD[torch.tensor(rows)]):
+            group = [next(remaining) for _ in range(len(logits_RV))]
+            tokens = draw_tokens(logits_RV, [sample.draw() for sample in group])
+            drawn.update(zip((sample.seq_id for sample in group), tokens, strict=True))
+        return drawn
+
+    def _grow(self, step: Step, drawn: dict[int, TokenLogprob]) -> list[SampleDelta]:
+        now, deltas = perf_counter(), []
+        for chunk in step.chunks:
+            sample = self._samples[chunk.seq_id]
+            if chunk.samples:
+                deltas.append(sample.push(drawn[chunk.seq_id]))
+                self._counters.generation_tokens += 1
+            elif sample.max_new_tokens == 0 and chunk.end == len(sample.request.prompt):
+                deltas.append(sample.delta(finish_reason="length"))
+            else:
+                continue
+            if sample.first_token_s is None and sample.started_s is not None:
+                sample.first_token_s = now
+                self._counters.prefill_s += now - sample.started_s
+        return deltas
+
+    def _close_finished(self, step: Step) -> list[int]:
+        finished = [c.seq_id for c in step.chunks if self._samples[c.seq_id].is_finished]
+        now = perf_counter()
+        for seq_id in finished:
+            sample = self._samples.pop(seq_id)
+            active = sample.request
+            del active.open_samples[seq_id]
+            if not active.open_samples:
+                del self._requests[active.request.request_id]
+            self._counters.num_finished += 1
+            self._counters.decode_s += now - (sample.first_token_s or now)
+        return finished
