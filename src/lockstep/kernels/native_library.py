@@ -50,7 +50,7 @@ _PROTOTYPES: dict[str, list[object]] = {
         _long,
     ],
     "ls_attention_backward": [*[_ptr] * 9, _int, _ptr, *[_long] * 5, _float, _long],
-    "ls_row_logprobs": [_ptr, _ptr, _ptr, _ptr, _ptr, _long, _long],
+    "ls_row_logprobs": [*[_ptr] * 6, _long, _long],
     "ls_row_softmax_grad": [_ptr, _int, _ptr, _ptr, _ptr, _ptr, _ptr, _long, _long],
     "ls_sample": [*[_ptr] * 9, _long, _long],
 }

@@ -10,7 +10,13 @@ from lockstep.kernels.native_library import DTYPE_CODE, native
 
 def embedding(weight_VD: Tensor, tokens_T: Tensor, bf16: bool) -> Tensor:
     weight_VD = weight_VD.contiguous()
-    d = weight_VD.shape[1]
+    v, d = weight_VD.shape
+    if tokens_T.numel():
+        lowest, highest = (int(bound) for bound in torch.aminmax(tokens_T))
+        if lowest < 0 or highest >= v:
+            raise IndexError(
+                f"token id {highest if highest >= v else lowest} is not in the vocabulary, 0 to {v - 1}"
+            )
     y_TD = torch.empty(tokens_T.shape[0], d, dtype=torch.bfloat16 if bf16 else torch.float32)
     native().ls_embedding(
         y_TD.data_ptr(),

@@ -1,0 +1,55 @@
+// C ABI of Lockstep's native CPU kernels: pointers, sizes and strides; no torch, no Python.
+//
+// dtype codes: 0 fp32, 1 bf16 (as uint16_t). Sizes and strides count elements, not bytes. Every row's result depends on
+// that row alone: not on the number of rows, their order, or the number of threads.
+#pragma once
+#include <cstdint>
+
+#define LS_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace ls {
+
+enum Dtype : int { kFp32 = 0, kBf16 = 1 };
+
+// One function table for each instruction set, filled in simd/table.cpp.
+struct Kernels {
+  void (*pack)(void* dst, int dst_dtype, const void* src, int src_dtype, int64_t n, int64_t k, int64_t stride_n,
+               int64_t stride_k);
+  void (*gemm)(void* c, int c_dtype, const void* a, int dtype, const void* packed, const float* bias, int64_t m,
+               int64_t n, int64_t k, int64_t lda, int64_t ldc, int segments, int accumulate);
+  void (*rms_norm)(void* y, const void* x, const void* w, int dtype, int w_dtype, int64_t t, int64_t d, float eps);
+  void (*rms_norm_backward)(void* dx, float* dw, const void* dy, const void* x, const void* w, int dtype, int w_dtype,
+                            int64_t t, int64_t d, float eps);
+  void (*rope)(void* y, const void* x, int dtype, const int64_t* positions, const float* cos, const float* sin,
+               int64_t t, int64_t n, int64_t h, int64_t stride_t, int inverse);
+  void (*silu_mul)(void* y, const void* gate, const void* up, int dtype, int64_t count);
+  void (*silu_mul_backward)(void* dgate, void* dup, const void* dy, const void* gate, const void* up, int dtype,
+                            int64_t count);
+  void (*embedding)(void* y, int dtype, const void* w, int w_dtype, const int64_t* tokens, int64_t t, int64_t d);
+  void (*embedding_backward)(float* dw, const void* dy, int dtype, const int64_t* tokens, int64_t t, int64_t d);
+  void (*column_sum)(float* sum, const void* x, int dtype, int64_t t, int64_t d);
+  void (*kv_write)(void* k_pages, void* v_pages, const void* k, const void* v, int dtype, const int32_t* tables,
+                   const int32_t* starts, const int32_t* contexts, int64_t num_seqs, int64_t num_kv, int64_t head_dim,
+                   int64_t padded_dim, int64_t table_stride, int64_t num_tokens);
+  void (*attention)(void* o, float* lse, const void* q, const void* k_pages, const void* v_pages, int dtype,
+                    const int32_t* tables, const int32_t* starts, const int32_t* contexts, int64_t num_seqs,
+                    int64_t num_heads, int64_t num_kv, int64_t head_dim, int64_t padded_dim, int64_t table_stride,
+                    float scale, int64_t window);
+  void (*attention_backward)(void* dq, void* dk, void* dv, const void* dout, const void* q, const void* k,
+                             const void* v, const void* o, const float* lse, int dtype, const int32_t* starts,
+                             int64_t num_seqs, int64_t num_heads, int64_t num_kv, int64_t head_dim,
+                             int64_t num_tokens, float scale, int64_t window);
+  void (*row_logprobs)(float* logprobs, float* lse, float* entropy, const float* logits, const int64_t* targets,
+                       const float* inverse_temperature, int64_t rows, int64_t vocab);
+  void (*row_softmax_grad)(void* dlogits, int dtype, const float* logits, const float* lse, const int64_t* targets,
+                           const float* inverse_temperature, const float* dlogprobs, int64_t rows, int64_t vocab);
+  void (*sample)(int64_t* tokens, float* logprobs, const float* logits, const float* temperature,
+                 const int64_t* top_k, const float* top_p, const float* min_p, const int64_t* seed,
+                 const int64_t* position, int64_t rows, int64_t vocab);
+};
+
+// Calls fn(context, begin, end) over [0, count) in pieces of at most `grain`, on the pool's threads and the caller's.
+void parallel_for(int64_t count, int64_t grain, void (*fn)(void*, int64_t, int64_t), void* context);
+int num_threads();
+
+}  // namespace ls

@@ -1,0 +1,239 @@
+// Ops that work on one row or one element at a time: norms, rope, gated activation, embedding, column sums.
+//
+// All compute in fp32 and round once. A tail of fewer than 16 elements goes through the same vector code, padded.
+#include "vec.h"
+
+namespace ls {
+namespace LOCKSTEP_ISA {
+namespace {
+
+constexpr int64_t kElementsPerPiece = 16 * 1024;  // enough work to be worth handing over
+
+int64_t rows_per_piece(int64_t d) { return std::max<int64_t>(1, kElementsPerPiece / std::max<int64_t>(d, 1)); }
+
+// Calls body(offset, count) for 16 elements at a time; count < 16 only for the last.
+template <typename Body>
+LS_INLINE void each_vector(int64_t count, const Body& body) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) body(i, static_cast<int64_t>(kLanes));
+  if (i < count) body(i, count - i);
+}
+template <typename T>
+LS_INLINE V load_upto(const T* p, int64_t count) {
+  return count == kLanes ? load(p) : load_partial(p, count, T(0));
+}
+template <typename T>
+LS_INLINE void store_upto(T* p, V v, int64_t count) {
+  if (count == kLanes) {
+    store(p, v);
+  } else {
+    store_partial(p, v, count);
+  }
+}
+
+template <typename T>
+LS_INLINE float inverse_rms(const T* x, int64_t d, float eps) {
+  V squares = zero();
+  each_vector(d, [&](int64_t i, int64_t count) {
+    const V v = load_upto(x + i, count);
+    squares = fma(v, v, squares);
+  });
+  return 1.0f / std::sqrt(sum_lanes(squares) / static_cast<float>(d) + eps);
+}
+
+template <typename T, typename W>
+void rms_norm_rows(T* y, const T* x, const W* w, int64_t t, int64_t d, float eps) {
+  parallel(t, rows_per_piece(d), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const T* in = x + row * d;
+      T* out = y + row * d;
+      const V r = set1(inverse_rms(in, d, eps));
+      each_vector(d, [&](int64_t i, int64_t count) {
+        store_upto(out + i, mul(mul(load_upto(in + i, count), r), load_upto(w + i, count)), count);
+      });
+    }
+  });
+}
+
+template <typename T, typename W>
+void rms_norm_backward_rows(T* dx, float* dw, const T* dy, const T* x, const W* w, int64_t t, int64_t d, float eps) {
+  auto* scales = static_cast<float*>(std::malloc(std::max<int64_t>(t, 1) * sizeof(float)));
+  if (scales == nullptr) std::abort();
+  parallel(t, rows_per_piece(d), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const T *in = x + row * d, *grad = dy + row * d;
+      T* out = dx + row * d;
+      const float r = inverse_rms(in, d, eps);
+      scales[row] = r;
+      V dots = zero();
+      each_vector(d, [&](int64_t i, int64_t count) {
+        dots = fma(mul(load_upto(w + i, count), load_upto(grad + i, count)), load_upto(in + i, count), dots);
+      });
+      const float mean = sum_lanes(dots) / static_cast<float>(d);
+      const V rv = set1(r), correction = set1(-(r * r * mean));
+      each_vector(d, [&](int64_t i, int64_t count) {
+        const V wdy = mul(load_upto(w + i, count), load_upto(grad + i, count));
+        store_upto(out + i, mul(rv, fma(load_upto(in + i, count), correction, wdy)), count);
+      });
+    }
+  });
+  // Each thread owns 16 columns or more and sums them down the rows, so the order does not depend on threads.
+  parallel((d + kLanes - 1) / kLanes, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t v = begin; v < end; ++v) {
+      const int64_t i = v * kLanes, count = std::min<int64_t>(kLanes, d - i);
+      V sum = zero();
+      for (int64_t row = 0; row < t; ++row) {
+        const V xr = mul(load_upto(x + row * d + i, count), set1(scales[row]));
+        sum = fma(load_upto(dy + row * d + i, count), xr, sum);
+      }
+      store_upto(dw + i, sum, count);
+    }
+  });
+  std::free(scales);
+}
+
+template <typename T>
+void rope_rows(T* y, const T* x, const int64_t* positions, const float* cos, const float* sin, int64_t t, int64_t n,
+               int64_t h, int64_t stride_t, bool inverse) {
+  const int64_t half = h / 2;
+  const V sign = set1(inverse ? -1.0f : 1.0f);
+  parallel(t, rows_per_piece(n * h), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float *c = cos + positions[row] * half, *s = sin + positions[row] * half;
+      for (int64_t head = 0; head < n; ++head) {
+        const T* in = x + row * stride_t + head * h;
+        T* out = y + (row * n + head) * h;
+        each_vector(half, [&](int64_t i, int64_t count) {
+          const V x1 = load_upto(in + i, count), x2 = load_upto(in + half + i, count);
+          const V cv = load_upto(c + i, count), sv = mul(sign, load_upto(s + i, count));
+          store_upto(out + i, sub(mul(x1, cv), mul(x2, sv)), count);
+          store_upto(out + half + i, add(mul(x2, cv), mul(x1, sv)), count);
+        });
+      }
+    }
+  });
+}
+
+LS_INLINE V sigmoid(V g) { return div(set1(1.0f), add(set1(1.0f), exp(sub(zero(), g)))); }
+
+template <typename T>
+void silu_mul_elements(T* y, const T* gate, const T* up, int64_t count) {
+  parallel((count + kLanes - 1) / kLanes, kElementsPerPiece / kLanes / 4, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kLanes, last = std::min(end * kLanes, count);
+    each_vector(last - first, [&](int64_t i, int64_t n) {
+      const V g = load_upto(gate + first + i, n);
+      store_upto(y + first + i, mul(mul(g, sigmoid(g)), load_upto(up + first + i, n)), n);
+    });
+  });
+}
+
+template <typename T>
+void silu_mul_backward_elements(T* dgate, T* dup, const T* dy, const T* gate, const T* up, int64_t count) {
+  parallel((count + kLanes - 1) / kLanes, kElementsPerPiece / kLanes / 4, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kLanes, last = std::min(end * kLanes, count);
+    each_vector(last - first, [&](int64_t i, int64_t n) {
+      const V g = load_upto(gate + first + i, n), u = load_upto(up + first + i, n), d = load_upto(dy + first + i, n);
+      const V s = sigmoid(g), slope = fma(g, sub(set1(1.0f), s), set1(1.0f));
+      store_upto(dgate + first + i, mul(mul(d, u), mul(s, slope)), n);
+      store_upto(dup + first + i, mul(d, mul(g, s)), n);
+    });
+  });
+}
+
+template <typename T, typename W>
+void embedding_rows(T* y, const W* w, const int64_t* tokens, int64_t t, int64_t d) {
+  parallel(t, rows_per_piece(d), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      each_vector(d, [&](int64_t i, int64_t count) {
+        store_upto(y + row * d + i, load_upto(w + tokens[row] * d + i, count), count);
+      });
+    }
+  });
+}
+
+template <typename T>
+void embedding_backward_columns(float* dw, const T* dy, const int64_t* tokens, int64_t t, int64_t d) {
+  constexpr int64_t kColumns = 64;
+  parallel((d + kColumns - 1) / kColumns, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = 0; row < t; ++row) {
+      float* sum = dw + tokens[row] * d + begin * kColumns;
+      const T* in = dy + row * d + begin * kColumns;
+      each_vector(std::min(end * kColumns, d) - begin * kColumns, [&](int64_t i, int64_t count) {
+        store_upto(sum + i, add(load_upto(sum + i, count), load_upto(in + i, count)), count);
+      });
+    }
+  });
+}
+
+template <typename T>
+void column_sum_of(float* sum, const T* x, int64_t t, int64_t d) {
+  parallel((d + kLanes - 1) / kLanes, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t v = begin; v < end; ++v) {
+      const int64_t i = v * kLanes, count = std::min<int64_t>(kLanes, d - i);
+      V total = zero();
+      for (int64_t row = 0; row < t; ++row) total = add(total, load_upto(x + row * d + i, count));
+      store_upto(sum + i, total, count);
+    }
+  });
+}
+
+template <typename T>
+const T* as(const void* p, T*) {
+  return static_cast<const T*>(p);
+}
+template <typename T>
+T* as(void* p, T*) {
+  return static_cast<T*>(p);
+}
+
+}  // namespace
+
+void rms_norm(void* y, const void* x, const void* w, int dtype, int w_dtype, int64_t t, int64_t d, float eps) {
+  with_dtype(dtype, [&](auto* e) {
+    with_dtype(w_dtype, [&](auto* we) { rms_norm_rows(as(y, e), as(x, e), as(w, we), t, d, eps); });
+  });
+}
+
+void rms_norm_backward(void* dx, float* dw, const void* dy, const void* x, const void* w, int dtype, int w_dtype,
+                       int64_t t, int64_t d, float eps) {
+  with_dtype(dtype, [&](auto* e) {
+    with_dtype(w_dtype, [&](auto* we) {
+      rms_norm_backward_rows(as(dx, e), dw, as(dy, e), as(x, e), as(w, we), t, d, eps);
+    });
+  });
+}
+
+void rope(void* y, const void* x, int dtype, const int64_t* positions, const float* cos, const float* sin, int64_t t,
+          int64_t n, int64_t h, int64_t stride_t, int inverse) {
+  with_dtype(dtype, [&](auto* e) {
+    rope_rows(as(y, e), as(x, e), positions, cos, sin, t, n, h, stride_t, inverse != 0);
+  });
+}
+
+void silu_mul(void* y, const void* gate, const void* up, int dtype, int64_t count) {
+  with_dtype(dtype, [&](auto* e) { silu_mul_elements(as(y, e), as(gate, e), as(up, e), count); });
+}
+
+void silu_mul_backward(void* dgate, void* dup, const void* dy, const void* gate, const void* up, int dtype,
+                       int64_t count) {
+  with_dtype(dtype, [&](auto* e) {
+    silu_mul_backward_elements(as(dgate, e), as(dup, e), as(dy, e), as(gate, e), as(up, e), count);
+  });
+}
+
+void embedding(void* y, int dtype, const void* w, int w_dtype, const int64_t* tokens, int64_t t, int64_t d) {
+  with_dtype(dtype, [&](auto* e) {
+    with_dtype(w_dtype, [&](auto* we) { embedding_rows(as(y, e), as(w, we), tokens, t, d); });
+  });
+}
+
+void embedding_backward(float* dw, const void* dy, int dtype, const int64_t* tokens, int64_t t, int64_t d) {
+  with_dtype(dtype, [&](auto* e) { embedding_backward_columns(dw, as(dy, e), tokens, t, d); });
+}
+
+void column_sum(float* sum, const void* x, int dtype, int64_t t, int64_t d) {
+  with_dtype(dtype, [&](auto* e) { column_sum_of(sum, as(x, e), t, d); });
+}
+
+}  // namespace LOCKSTEP_ISA
+}  // namespace ls

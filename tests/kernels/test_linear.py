@@ -1,0 +1,123 @@
+"""Matrix product: every instruction set against fp64, odd shapes, gradients, and row invariance to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lockstep import kernels
+from lockstep.kernels.linear import PackCache, linear
+from lockstep.kernels.linear.reference import segment_length
+
+SHAPES = [
+    (1, 1, 1),
+    (1, 64, 64),
+    (3, 17, 5),
+    (6, 33, 65),
+    (7, 576, 192),
+    (13, 96, 130),
+    (64, 72, 48),
+]
+
+
+def exact(x, w, bias):
+    y = x.double() @ w.to(x.dtype).double().t()
+    return y if bias is None else y + bias.to(x.dtype).double()
+
+
+@pytest.mark.parametrize("segments", [1, 8])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_matches_fp64(isa, dtype, normal, assert_close, shape, segments):
+    t, k, n = shape
+    x, w, bias = normal(t, k, dtype=dtype), normal(n, k), normal(n)
+    y = linear(x, w, bias, packs=PackCache(), segments=segments, fp32_out=True)
+    assert_close(y, exact(x, w, bias), scale=8)
+    rounded = linear(x, w, bias, packs=PackCache(), segments=segments)
+    assert torch.equal(rounded, y.to(dtype))
+
+
+@pytest.mark.parametrize("k", [2500, 4100])
+def test_long_sums_are_blocked_without_changing_a_bit(dtype, normal, k):
+    """K beyond the cache block: the same bits as a plain ascending fma would give at any row count."""
+    x, w = normal(9, k, dtype=dtype), normal(80, k)
+    packs = PackCache()
+    whole = linear(x, w, packs=packs, fp32_out=True)
+    for row in range(9):
+        assert torch.equal(linear(x[row : row + 1], w, packs=packs, fp32_out=True)[0], whole[row])
+
+
+@pytest.mark.parametrize("segments", [1, 8])
+def test_a_row_never_depends_on_the_others(dtype, normal, segments):
+    """Every row of every M, alone or in company, with 1 and 2 threads; K and N off the tile sizes."""
+    k, n = 1538, 200
+    x, w = normal(131, k, dtype=dtype), normal(n, k)
+    packs = PackCache()
+    before = kernels.num_threads()
+    alone = torch.cat([linear(x[i : i + 1], w, packs=packs, segments=segments) for i in range(131)])
+    try:
+        for threads in (1, 2):
+            kernels.set_num_threads(threads)
+            for m in (2, 3, 5, 6, 7, 8, 12, 13, 31, 64, 96, 97, 131):
+                assert torch.equal(linear(x[:m], w, packs=packs, segments=segments), alone[:m]), m
+    finally:
+        kernels.set_num_threads(before)
+
+
+def test_segments_are_joined_by_the_fixed_tree(normal):
+    """Eight partial products computed apart and added by the documented tree give the same bits."""
+    k = 1536
+    x, w = normal(5, k), normal(70, k)
+    y = linear(x, w, packs=PackCache(), segments=8)
+    length = segment_length(k, 8)
+    part = [
+        linear(
+            x[:, i : i + length].contiguous(), w[:, i : i + length].contiguous(), packs=PackCache()
+        )
+        for i in range(0, k, length)
+    ]
+    tree = ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]))
+    assert torch.equal(y, tree)
+
+
+def test_instruction_sets_agree_to_the_bit(normal, dtype):
+    """Beyond the contract (which is per machine type): fp32 and bf16 bits are the same on all of them."""
+    best = kernels.isa()
+    x, w = normal(7, 130, dtype=dtype), normal(100, 130)
+    results = {}
+    try:
+        for name in ("portable", "avx2", "avx512", best):
+            kernels.force_isa(name)
+            results[name] = linear(x, w, packs=PackCache(), segments=8)
+    finally:
+        kernels.force_isa(best)
+    assert all(torch.equal(r, results[best]) for r in results.values())
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 3), (7, 66, 33), (37, 576, 130)], ids=str)
+def test_gradients(isa, dtype, normal, assert_close, shape):
+    t, k, n = shape
+    x, w, bias = (
+        normal(t, k, dtype=dtype).requires_grad_(),
+        normal(n, k).requires_grad_(),
+        normal(n).requires_grad_(),
+    )
+    dy = normal(t, n, dtype=dtype)
+    linear(x, w, bias, packs=PackCache()).backward(dy)
+    assert_close(x.grad, dy.double() @ w.detach().to(dtype).double(), scale=8)
+    assert w.grad.dtype == bias.grad.dtype == torch.float32
+    assert_close(w.grad, dy.double().t() @ x.detach().double(), scale=8)
+    assert_close(bias.grad, dy.double().sum(0), scale=8)
+
+
+def test_packs_follow_the_weight(normal):
+    x, w, packs = normal(2, 8), normal(4, 8), PackCache()
+    before = linear(x, w, packs=packs)
+    with torch.no_grad():
+        w.mul_(2.0)
+    assert torch.equal(linear(x, w, packs=packs), before * 2)
+
+
+def test_op_is_well_formed(normal):
+    x, w = normal(3, 8).requires_grad_(), normal(4, 8).requires_grad_()
+    packed = PackCache().get(w, torch.float32)
+    torch.library.opcheck(torch.ops.lockstep.linear.default, (x, w, packed, None, 1, False))
