@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from lockstep.core.errors import CheckpointError
+
+MAX_COUNT = 2**31 - 1
 
 
 class JsonFields:
@@ -24,20 +26,29 @@ class JsonFields:
         value = self.values.get(key)
         return default if value is None else value
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """A positive integer."""
+    def count(
+        self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_COUNT
+    ) -> int:
+        """An integer from `low` to `high`."""
         value = self._present(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self._wrong(key, value, "a positive integer")
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self._wrong(key, value, f"an integer from {low} to {high}")
         return value
 
     def real(self, key: str, default: float | None = None) -> float:
         """A finite positive number."""
         value = self._present(key, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or value <= 0:
+        if not is_number or not 0 < value <= sys.float_info.max:  # false for NaN, too
             raise self._wrong(key, value, "a positive number")
         return float(value)
+
+    def items(self, key: str) -> list[Any] | None:
+        """A list, or None where the key is missing."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, list):
+            raise self._wrong(key, value, "a list")
+        return value
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.get(key, default)

@@ -27,6 +27,9 @@ ARCHITECTURES = {
 }
 """Supported architectures and their `model_type`."""
 
+MAX_LAYERS = 10_000
+"""A damaged config must not make us build billions of layers."""
+
 # What transformers assumes where a config.json is silent.
 _MAX_POSITION = {"llama": 2048, "mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768}
 _NUM_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
@@ -93,17 +96,17 @@ class ModelConfig:
             raise CheckpointError(
                 f"config.json: hidden_act {activation!r} is not supported; it must be 'silu'"
             )
-        if fields.get("quantization_config") is not None:
-            method = config["quantization_config"].get("quant_method", "unknown")
+        if (quantization := fields.get("quantization_config")) is not None:
+            given = quantization if isinstance(quantization, Mapping) else {}
             raise CheckpointError(
-                f"config.json: weights quantised with {method!r} are not supported; "
-                "use the checkpoint in float or bfloat16, or a GGUF file"
+                f"config.json: weights quantised with {given.get('quant_method')!r} are not "
+                "supported; use the checkpoint in float or bfloat16, or a GGUF file"
             )
         hidden_size = fields.count("hidden_size")
         num_heads = fields.count("num_attention_heads")
         # A head_dim of its own needs no divisibility: q_size is num_heads * head_dim then.
         derived = 128 if kind == "qwen3" else _quotient(hidden_size, num_heads)
-        num_layers = fields.count("num_hidden_layers")
+        num_layers = fields.count("num_hidden_layers", high=MAX_LAYERS)
         window, window_layers = _sliding_window(fields, kind, num_layers)
         attention_bias = kind in ("llama", "qwen3") and fields.flag("attention_bias", False)
         loaded = cls(
@@ -198,12 +201,12 @@ def _architecture(config: Json) -> str:
     else:
         kinds = {kind: name for name, kind in ARCHITECTURES.items()}
         name = kinds.get(str(config.get("model_type")), config.get("model_type"))
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise CheckpointError(
             f"config.json: architecture {name!r} is not supported; "
             f"supported are {', '.join(ARCHITECTURES)}"
         )
-    return str(name)
+    return name
 
 
 def _quotient(hidden_size: int, num_heads: int) -> int | None:
@@ -228,9 +231,9 @@ def _sliding_window(
         return (None if window is None else fields.count("sliding_window", 4096)), ()
     if kind == "llama" or not fields.flag("use_sliding_window", False):
         return None, ()
-    types = fields.get("layer_types")
+    types = fields.items("layer_types")
     if types is None:
-        first = fields.get("max_window_layers", 28)
+        first = fields.count("max_window_layers", 28, low=0)
         bound = tuple(layer >= first for layer in range(num_layers))
     else:
         if len(types) != num_layers:
