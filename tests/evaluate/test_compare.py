@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -27,10 +28,21 @@ def test_binary_scores_use_mcnemar() -> None:
     assert comparison.difference.low > 0
 
 
-def test_b_that_never_loses_keeps_an_interval_for_differences() -> None:
-    comparison = compare(results_of([0.0] * 10), results_of([1.0] + [0.0] * 9))
-    assert comparison.difference.method == "t"
-    assert comparison.difference.low < 0
+def test_a_difference_has_an_interval_even_when_b_always_wins() -> None:
+    always = compare(results_of([0.0] * 30), results_of([1.0] * 30)).difference
+    assert (always.mean, always.method) == (1.0, "agresti-min")
+    assert 0.8 < always.low < always.high <= 1.0
+    once = compare(results_of([0.0] * 10), results_of([1.0] + [0.0] * 9)).difference
+    assert once.low < 0 < once.high
+
+
+def test_agresti_min_interval_by_hand() -> None:
+    a = results_of([1.0] * 10 + [0.0] * 20)
+    b = results_of([1.0] * 8 + [0.0] * 2 + [1.0] * 12 + [0.0] * 8)
+    difference = compare(a, b).difference
+    half = 1.959963984540054 * math.sqrt(12.5 + 2.5 - 10**2 / 32) / 32
+    assert difference.low == pytest.approx(10 / 32 - half)
+    assert difference.high == pytest.approx(10 / 32 + half)
 
 
 def test_order_does_not_matter() -> None:

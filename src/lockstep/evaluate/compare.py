@@ -1,8 +1,8 @@
 """Is B better than A? A paired comparison of two evaluations of the same items.
 
 Pairing removes the variance between items, which usually exceeds the difference sought. Binary
-scores: exact McNemar test. Graded scores, or items in groups: sign-flip permutation test. The
-interval of the difference is Student's t on the paired differences, clustered if there are groups.
+scores: exact McNemar test and Agresti-Min interval of the difference. Graded scores, or items in
+groups: sign-flip permutation test, and Student's t on the paired differences, clustered by group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lockstep.evaluate.results import ItemResult, clusters, read_results
 from lockstep.evaluate.statistics import (
     Estimate,
     PairedTest,
-    estimate_difference,
+    estimate_paired_difference,
     is_binary,
     mcnemar_exact,
     sign_flip_test,
@@ -68,7 +68,7 @@ def compare(
         num_items=len(pairs),
         mean_a=sum(scores_a) / len(pairs),
         mean_b=sum(scores_b) / len(pairs),
-        difference=estimate_difference(differences, groups),
+        difference=estimate_paired_difference(differences, groups),
         wins=wins,
         losses=losses,
         ties=len(pairs) - wins - losses,

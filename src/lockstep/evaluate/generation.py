@@ -25,18 +25,23 @@ class GenerationConfig:
     """Which items, and how completions are drawn."""
 
     num_items: int | None = None
-    """None: every item of a file, 200 of a generated task."""
+    """Items to pose; default: every item of a file, 200 of a generated task."""
     split: Split = "held_out"
+    """Which part of a generated task; the two never share items."""
     seed: int = 0
-    """Of the task: which items. Another seed gives other items."""
+    """Which items of the split; another seed gives other items."""
     samples_per_item: int = 1
-    """More than 1 estimates the mean over draws; errors are then clustered by item."""
+    """Completions of each item; errors are clustered by item if there are several."""
     max_tokens: int = 64
+    """Longest completion, in tokens."""
     temperature: float = 0.0
+    """Temperature of the draws; 0 is greedy."""
     top_p: float = 1.0
+    """Draw from the most likely tokens of this total probability."""
     sampling_seed: int = 0
-    """Noise of the draws when temperature is above 0."""
+    """Seed of the draws when temperature is above 0."""
     stop: tuple[str, ...] = ()
+    """Texts that end a completion."""
 
     def __post_init__(self) -> None:
         if self.samples_per_item > 1 and self.temperature == 0:

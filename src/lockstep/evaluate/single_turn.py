@@ -36,7 +36,7 @@ class TaskConfig:
 
     prompt: PromptConfig = field(default_factory=PromptConfig)
     extract: Extraction = "whole"
-    """whole: the completion, stripped; tag: inside <answer></answer>; number: the last number."""
+    """Where the answer is: the whole completion, inside its last answer tag, or its last number."""
     rewards: Mapping[str, float] = field(default_factory=lambda: {"correct": 1.0})
     """Weight by verifier: correct, graded, answered or FILE.py:FUNCTION."""
 

@@ -3,8 +3,9 @@
 Why a module of its own: an accuracy without an error bar invites wrong decisions, and scipy is too
 large a dependency for four distributions. Sources: Wilson (1927) interval; cluster-robust standard
 error and paired differences as in Miller, "Adding Error Bars to Evals" (2024); exact McNemar test
-(binomial on discordant pairs); sign-flip permutation test (Fisher). Student's t through the
-regularised incomplete beta function, continued fraction of Lentz (Numerical Recipes, 6.4).
+(binomial on discordant pairs) and Agresti and Min (2005) interval of its difference; sign-flip
+permutation test (Fisher). Student's t through the regularised incomplete beta function, continued
+fraction of Lentz (Numerical Recipes, 6.4).
 Does not correct for multiple comparisons.
 """
 
@@ -25,7 +26,7 @@ CONFIDENCE = 0.95
 EXACT_PERMUTATION_LIMIT = 16
 NUM_PERMUTATIONS = 20_000
 
-Method = Literal["wilson", "t", "clustered t"]
+Method = Literal["wilson", "agresti-min", "t", "clustered t"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ def estimate_mean(scores: Sequence[float], groups: Sequence[Hashable] | None = N
     With groups, residuals are summed within each group before squaring, so that a hundred questions
     about one document count as little more than one; t has (groups - 1) degrees of freedom.
     """
-    estimate = estimate_difference(scores, groups)
+    estimate = estimate_t(scores, groups)
     if estimate.num_groups < len(scores) or not scores or not is_binary(scores):
         return estimate
     mean, num = estimate.mean, len(scores)
@@ -66,11 +67,31 @@ def estimate_mean(scores: Sequence[float], groups: Sequence[Hashable] | None = N
     return replace(estimate, standard_error=error, low=low, high=high, method="wilson")
 
 
-def estimate_difference(
+def estimate_paired_difference(
     differences: Sequence[float], groups: Sequence[Hashable] | None = None
 ) -> Estimate:
-    """Mean of paired differences, by Student's t; nan where there is too little to say."""
-    values = np.asarray(differences, dtype=np.float64)
+    """Mean of paired differences; Agresti-Min's interval if all are -1, 0 or 1 and none grouped.
+
+    That interval adds half a pair to each cell of the two-by-two table (Agresti and Min 2005), so
+    it has a width even when B wins everywhere.
+    """
+    estimate = estimate_t(differences, groups)
+    is_binary_pair = all(difference in (-1.0, 0.0, 1.0) for difference in differences)
+    if estimate.num_groups < len(differences) or not differences or not is_binary_pair:
+        return estimate
+    num = len(differences) + 2
+    wins = sum(difference > 0 for difference in differences) + 0.5
+    losses = sum(difference < 0 for difference in differences) + 0.5
+    centre = (wins - losses) / num
+    half = _z() * math.sqrt(wins + losses - (wins - losses) ** 2 / num) / num
+    return replace(
+        estimate, low=max(centre - half, -1.0), high=min(centre + half, 1.0), method="agresti-min"
+    )
+
+
+def estimate_t(scores: Sequence[float], groups: Sequence[Hashable] | None = None) -> Estimate:
+    """Mean with Student's t interval; nan where there is too little to say."""
+    values = np.asarray(scores, dtype=np.float64)
     num = len(values)
     mean = float(values.mean()) if num else math.nan
     clusters = _cluster_sums(values - mean, groups)
@@ -96,11 +117,9 @@ def is_binary(scores: Sequence[float]) -> bool:
     return all(score in (0.0, 1.0) for score in scores)
 
 
-def wilson_interval(
-    successes: int, trials: int, confidence: float = CONFIDENCE
-) -> tuple[float, float]:
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     """Wilson's score interval for a proportion: never empty, never outside [0, 1]."""
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    z = _z()
     share = successes / trials
     scale = 1.0 + z * z / trials
     centre = (share + z * z / (2 * trials)) / scale
@@ -211,6 +230,11 @@ def _beta_fraction(x: float, a: float, b: float) -> float:
         if abs(c * d - 1.0) < 1e-16:
             break
     return value
+
+
+def _z() -> float:
+    """Two-sided normal quantile of CONFIDENCE."""
+    return NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 
 
 def _cluster_sums(values: Floats, groups: Sequence[Hashable] | None) -> Floats:
