@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import tokenizers
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import save_file
 from tokenizers import decoders, models, pre_tokenizers
 
 from lockstep.core.files import write_json, write_text
+from lockstep.serve.config import EngineOptions, HttpConfig
+from lockstep.serve.listener import bind
+from lockstep.serve.loading import load_served_model
+from lockstep.serve.server import Server
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD = 32, 2, 4, 2, 8, 64
 MAX_POSITION = 256
@@ -97,3 +108,70 @@ def random_weights(vocab_size: int) -> dict[str, np.ndarray]:
             f"{prefix}.mlp.down_proj.weight": matrix(HIDDEN, FEED_FORWARD),
         }
     return weights
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server in a thread of this process, and clients for it."""
+
+    server: Server
+    name: str
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def client(self) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """One value of /metrics; 0 if there is none yet."""
+        text = httpx.get(f"{self.url}/metrics").text
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == name and labels.items() <= sample.labels.items():
+                    return float(sample.value)
+        return 0.0
+
+
+@pytest.fixture(scope="session")
+def start_server(tiny_model: Path) -> Iterator[Callable[..., RunningServer]]:
+    """Starts servers of the tiny model on free ports; all stop at the end of the session."""
+    running: list[tuple[Server, threading.Thread]] = []
+
+    def start(*, http: HttpConfig | None = None, **options: Any) -> RunningServer:
+        api_key = options.pop("api_key", None)
+        settings = EngineOptions(**({"precision": "fp32", "threads": 1} | options))
+        ready = threading.Event()
+        server = Server(
+            http or HttpConfig(),
+            bind("127.0.0.1", 0),
+            lambda: load_served_model(str(tiny_model), settings),
+            names=("tiny", "also-tiny"),
+            api_key=api_key,
+            on_ready=lambda url: ready.set(),
+        )
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        running.append((server, thread))
+        assert ready.wait(60)
+        return RunningServer(server=server, name="tiny")
+
+    yield start
+    for server, _ in running:
+        server.stop()
+    for _, thread in running:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def tiny_server(start_server: Callable[..., RunningServer]) -> RunningServer:
+    """The server most tests share."""
+    return start_server()
+
+
+@pytest.fixture
+def client(tiny_server: RunningServer) -> Iterator[OpenAI]:
+    with tiny_server.client() as client:
+        yield client

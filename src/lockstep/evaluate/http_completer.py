@@ -245,7 +245,7 @@ def _sample(choice: Json, params: SamplingParams) -> Sample:
 def _logprobs(wire: Json) -> tuple[TokenLogprob, ...]:
     """Empty unless the server named tokens by id (`token_id:N`)."""
     names = wire.get("tokens") or ()
-    if not all(str(name).startswith(TOKEN_ID) for name in names):
+    if not names or not all(str(name).startswith(TOKEN_ID) for name in names):
         return ()
     count = len(names)
     drawn = wire.get("sampling_logprobs") or [None] * count

@@ -48,8 +48,8 @@ class CompletionAnswer:
         if (
             choice["text"]
             or delta.finish_reason
-            or (is_first and shows_tokens)
-            or (shows_tokens and delta.token_ids)
+            or (shows_tokens and (is_first or delta.token_ids))
+            or "prompt_logprobs" in choice
         ):
             yield self.head.of(self.chunk_kind, [choice])
 

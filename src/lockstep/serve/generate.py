@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from lockstep.engine import Request
+from lockstep.engine.request import Request
 from lockstep.serve.answers import Answer, ChoiceKey, Head, Json, Usage
 from lockstep.serve.bodies import parse
 from lockstep.serve.chat_answer import ChatAnswer
@@ -163,7 +163,7 @@ async def _generations(
 def _head(prefix: str, service: Service, model: ServedModel) -> Head:
     return Head(
         prefix=prefix,
-        model=service.config.served_names[0],
+        model=service.names[0],
         system_fingerprint=model.system_fingerprint,
     )
 

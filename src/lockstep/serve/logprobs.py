@@ -63,10 +63,12 @@ def completion_logprobs(
     entries = list(logprobs)
     return {
         "tokens": [names(token) for token in ids],
-        "token_logprobs": [entry and finite(entry.logprob) for entry in entries],
+        "token_logprobs": [None if entry is None else finite(entry.logprob) for entry in entries],
         "top_logprobs": [_top_by_name(entry, names) for entry in entries],
         "text_offset": list(offsets),
-        "sampling_logprobs": [entry and _optional(entry.sampling_logprob) for entry in entries],
+        "sampling_logprobs": [
+            None if entry is None else _optional(entry.sampling_logprob) for entry in entries
+        ],
     }
 
 
@@ -74,7 +76,7 @@ def prompt_logprobs(
     logprobs: Iterable[TokenLogprob | None], names: TokenNames
 ) -> list[Json | None]:
     """vLLM's `prompt_logprobs`: for each prompt token a map by token id, its own first."""
-    return [entry and _prompt_token(entry, names) for entry in logprobs]
+    return [None if entry is None else _prompt_token(entry, names) for entry in logprobs]
 
 
 def _prompt_token(entry: TokenLogprob, names: TokenNames) -> Json:

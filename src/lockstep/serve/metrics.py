@@ -10,12 +10,17 @@ import time
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    SummaryMetricFamily,
+)
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from lockstep.core.records import SampleDelta
-from lockstep.engine import AsyncEngine, EngineStats
+from lockstep.engine.async_engine import AsyncEngine
+from lockstep.engine.stats import EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -141,3 +146,12 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(f"vllm:{name}", help_text, labels=["model_name"])
             counter.add_metric([self._model_name], value)
             yield counter
+        started = stats.num_finished + stats.num_aborted + stats.num_running
+        summaries = {
+            "request_queue_time_seconds": (stats.queue_s, "Arrival to first step."),
+            "request_prefill_time_seconds": (stats.prefill_s, "First step to first token."),
+        }
+        for name, (total, help_text) in summaries.items():
+            summary = SummaryMetricFamily(f"vllm:{name}", help_text, labels=["model_name"])
+            summary.add_metric([self._model_name], count_value=started, sum_value=total)
+            yield summary

@@ -17,7 +17,7 @@ from lockstep.serve.wire import DetokenizeRequest, TokenizeRequest
 async def list_models(http: HttpRequest) -> Response:
     service: Service = http.app.state.service
     model = service.model()
-    cards = [_card(name, model) for name in service.config.served_names]
+    cards = [_card(name, model) for name in service.names]
     return JSONResponse({"object": "list", "data": cards})
 
 

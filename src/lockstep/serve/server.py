@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import signal
 import socket
@@ -20,13 +19,12 @@ from concurrent.futures import Future
 import uvicorn
 from starlette.applications import Starlette
 
-from lockstep.core.errors import ConfigError
 from lockstep.serve.app import build_app
-from lockstep.serve.service import ServeConfig, ServedModel, Service
+from lockstep.serve.config import HttpConfig
+from lockstep.serve.listener import BACKLOG
+from lockstep.serve.service import ServedModel, Service
 
 logger = logging.getLogger("lockstep.serve")
-
-BACKLOG = 2048
 
 
 class Server:
@@ -34,17 +32,20 @@ class Server:
 
     def __init__(
         self,
-        config: ServeConfig,
+        config: HttpConfig,
+        listener: socket.socket,
         load: Callable[[], ServedModel],
         *,
+        names: tuple[str, ...],
+        api_key: str | None = None,
         on_ready: Callable[[str], None] = lambda url: None,
     ) -> None:
         """`load` runs in a thread; `on_ready` hears the URL once requests are answered."""
-        self.service = Service(config)
+        self.service = Service(config, names=names, api_key=api_key)
         self._load = load
         self._on_ready = on_ready
         self._load_error: BaseException | None = None
-        self._socket = bind(config.host, config.port)
+        self._socket = listener
         self.app = build_app(self.service)
         self.app.router.lifespan_context = self._lifespan
         self._uvicorn = _Uvicorn(
@@ -54,7 +55,7 @@ class Server:
                 access_log=False,
                 lifespan="on",
                 backlog=BACKLOG,
-                timeout_graceful_shutdown=max(1, round(config.drain_s)),
+                timeout_graceful_shutdown=max(1, round(config.drain_seconds)),
                 server_header=False,
             ),
             on_stop=self._on_stop,
@@ -118,26 +119,6 @@ def _call_soon(
 ) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed: the server has stopped meanwhile
         loop.call_soon_threadsafe(function, argument)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket, or ConfigError in one sentence."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        # Only a listening socket claims the port: two can be bound to it with SO_REUSEADDR.
-        listener.listen(BACKLOG)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        if getattr(error, "errno", None) == errno.EADDRINUSE:
-            message = (
-                f"port {port} on {host} is in use; choose another with --port (0 takes a free one)"
-            )
-            raise ConfigError(message) from None
-        raise ConfigError(f"cannot listen on {host} port {port}: {error}") from None
-    return listener
 
 
 class _Uvicorn(uvicorn.Server):

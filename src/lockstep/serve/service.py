@@ -14,28 +14,14 @@ from typing import Literal
 from starlette.requests import Request as HttpRequest
 
 from lockstep import __version__
-from lockstep.engine import AsyncEngine
+from lockstep.engine.async_engine import AsyncEngine
+from lockstep.serve.config import HttpConfig
 from lockstep.serve.defaults import GenerationDefaults
 from lockstep.serve.errors import ApiError, unavailable
 from lockstep.serve.metrics import Metrics
 from lockstep.text.tokenizer import Tokenizer
 
 Phase = Literal["loading", "ready", "draining", "failed"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeConfig:
-    """Everything about serving that is not about the model or the engine."""
-
-    served_names: tuple[str, ...]
-    """Names the model answers to; the first one is reported."""
-    host: str = "127.0.0.1"
-    port: int = 8000
-    """0 takes a free one."""
-    api_key: str | None = None
-    max_body_bytes: int = 16 << 20
-    drain_s: float = 30.0
-    """How long requests under way may go on after SIGTERM."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +48,17 @@ class ServedModel:
 class Service:
     """One per server; lives in `app.state.service`. Touched from the event loop only."""
 
-    def __init__(self, config: ServeConfig) -> None:
+    def __init__(
+        self, config: HttpConfig, *, names: tuple[str, ...], api_key: str | None = None
+    ) -> None:
+        """`names` are those the model answers to; the first one is reported."""
         self.config = config
-        self.metrics = Metrics(config.served_names[0])
+        self.names = names
+        self.metrics = Metrics(names[0])
         self.failure: str | None = None
         self.is_draining = False
         self.num_in_flight = 0
+        self._api_key = api_key
         self._model: ServedModel | None = None
 
     @property
@@ -99,16 +90,16 @@ class Service:
 
     def check_name(self, name: str | None) -> None:
         """A request that names no model gets the only one there is."""
-        if name is not None and name not in self.config.served_names:
-            known = ", ".join(self.config.served_names)
+        if name is not None and name not in self.names:
+            known = ", ".join(self.names)
             message = f"the model {name[:200]!r} does not exist; this server has {known}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def check_key(self, request: HttpRequest) -> None:
-        if self.config.api_key is None:
+        if self._api_key is None:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        expected = self.config.api_key.encode()
+        expected = self._api_key.encode()
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), expected):
             raise ApiError(
                 401,

@@ -15,7 +15,9 @@ from types import TracebackType
 from typing import Protocol
 
 from lockstep.core.records import SampleDelta, TokenLogprob
-from lockstep.engine import AsyncEngine, Request
+from lockstep.engine.async_engine import AsyncEngine, EngineStoppedError
+from lockstep.engine.request import Request
+from lockstep.serve.errors import unavailable
 
 
 class DeltaListener(Protocol):
@@ -127,7 +129,9 @@ class Generations:
                 listener.on_abort()
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled():
-            self._error = self._error or task.exception()
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, EngineStoppedError):
+            error = unavailable(f"{error}; the answer cannot be completed", code="engine_stopped")
+        self._error = self._error or error
         self._num_running -= 1
         self._changed.set()

@@ -1,0 +1,71 @@
+"""`lockstep serve`: a model over the OpenAI API."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from lockstep.cli.config_file import settings_from_file
+from lockstep.serve.config import EngineOptions, HttpConfig
+from lockstep.serve.listener import bind
+
+API_KEY_VARIABLE = "LOCKSTEP_API_KEY"
+
+command = App(name="serve", config=settings_from_file)
+
+_Flat = Parameter(name="*")  # the fields are flags of their own, without a prefix
+
+
+@command.default
+def serve(
+    model: str,
+    /,
+    *,
+    served_model_name: Annotated[
+        tuple[str, ...], Parameter(consume_multiple=True, negative="")
+    ] = (),
+    http: Annotated[HttpConfig, _Flat] = HttpConfig(),  # noqa: B008 (frozen)
+    engine: Annotated[EngineOptions, _Flat] = EngineOptions(),  # noqa: B008
+    api_key: str | None = None,
+    config: Path | None = None,
+) -> None:
+    """Serve a model over the OpenAI API until SIGTERM or SIGINT.
+
+    Parameters
+    ----------
+    model
+        A name such as smollm2, a Hugging Face folder or a GGUF file.
+    served_model_name
+        Names the model answers to, the first one reported; default: MODEL as given.
+    api_key
+        Key that clients must send; better given as LOCKSTEP_API_KEY, which `ps` does not show.
+    config
+        TOML file with settings under the names of these flags; flags win.
+    """
+    listener = bind(http.host, http.port)
+    # Torch takes seconds to import; a port that is in use should not.
+    from lockstep.serve.loading import load_served_model
+    from lockstep.serve.server import Server
+
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    names = served_model_name or (model,)
+    Server(
+        http,
+        listener,
+        lambda: load_served_model(model, engine),
+        names=names,
+        api_key=api_key or os.environ.get(API_KEY_VARIABLE) or None,
+        on_ready=lambda url: _say_ready(url, names[0]),
+    ).run()
+
+
+def _say_ready(url: str, name: str) -> None:
+    body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
+    print(f"ready: {name} at {url}/v1")
+    print(f"try: curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
+    print("stop: Ctrl-C or SIGTERM", flush=True)
