@@ -10,6 +10,7 @@ import pytest
 from lockstep.core.errors import ConfigError
 from lockstep.evaluate.generation import GenerationConfig, evaluate_generation, select_items
 from lockstep.evaluate.results import ItemResult, read_results, summarise, write_results
+from lockstep.evaluate.single_turn import TaskConfig
 from lockstep.evaluate.tasks import load_environment
 
 
@@ -18,7 +19,7 @@ def environment(tmp_path: Path):
     path = tmp_path / "sums.jsonl"
     lines = [json.dumps({"prompt": f"{i}+1=", "answer": i + 1, "group": i % 3}) for i in range(12)]
     path.write_text("\n".join(lines))
-    return load_environment(f"free_answer:{path}", match="numeric")
+    return load_environment(f"free_answer:{path}", TaskConfig(match="numeric"))
 
 
 def add(prompt: str) -> str:

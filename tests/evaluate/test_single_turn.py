@@ -9,6 +9,7 @@ from lockstep.core.errors import ConfigError, DataError
 from lockstep.evaluate.prompts import PromptConfig
 from lockstep.evaluate.single_turn import SingleTurnEnvironment, TaskConfig
 from lockstep.evaluate.tasks import load_environment
+from lockstep.evaluate.verifiers import parse_weights
 
 ITEM = '{"prompt": "Capital of France?", "answer": ["Paris", "City of Light"], "group": "geo"}\n'
 
@@ -63,6 +64,13 @@ def test_rewards_are_a_weighted_sum_and_none_abstains(questions: Path, tmp_path:
     assert grade(environment, 0, "Paris").reward == 1.5
     long = grade(environment, 0, "It may be Paris")
     assert (long.reward, dict(long.rewards)) == (0.0, {"correct": 0.0})
+
+
+def test_weights_as_a_command_line_gives_them() -> None:
+    given = ["correct", "answered=0.25", "my/file.py:f=2"]
+    assert parse_weights(given) == {"correct": 1.0, "answered": 0.25, "my/file.py:f": 2.0}
+    with pytest.raises(ConfigError, match="'much' is not a weight"):
+        parse_weights(["correct=much"])
 
 
 def test_a_broken_verifier_is_a_failed_grade(questions: Path, tmp_path: Path) -> None:

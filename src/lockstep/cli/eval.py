@@ -84,8 +84,8 @@ def evaluate(
         measurement = ChoiceMeasurement(multiple_choice, generation.num_items, prompt)
     else:
         task = task or f"free_answer:{free_answer}"
-        posing = TaskConfig(prompt=prompt, extract=extract)
-        environment = load_environment(task, posing, match=match)
+        posing = TaskConfig(prompt=prompt, extract=extract, match=match)
+        environment = load_environment(task, posing)
         measurement = GenerationMeasurement(environment, generation)
     completer = _completer(model, url, adapter, precision)
     with RunFolder(out) as folder, Progress() as progress:

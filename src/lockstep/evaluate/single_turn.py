@@ -13,7 +13,7 @@ from typing import Protocol
 from lockstep.core.completer import Message
 from lockstep.core.environment import Grade, Split, TaskItem, Turn
 from lockstep.core.errors import DataError
-from lockstep.evaluate.answers import Extraction, extract_answer
+from lockstep.evaluate.answers import Extraction, Match, extract_answer
 from lockstep.evaluate.prompts import PromptConfig
 from lockstep.evaluate.verifiers import load_verifiers
 
@@ -37,6 +37,8 @@ class TaskConfig:
     prompt: PromptConfig = field(default_factory=PromptConfig)
     extract: Extraction = "whole"
     """Where the answer is: the whole completion, inside its last answer tag, or its last number."""
+    match: Match = "exact"
+    """How a file's free answers are compared: exact (normalised text) or numeric."""
     rewards: Mapping[str, float] = field(default_factory=lambda: {"correct": 1.0})
     """Weight by verifier: correct, graded, answered or FILE.py:FUNCTION."""
 

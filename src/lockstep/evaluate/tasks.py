@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from lockstep.core.errors import ConfigError
-from lockstep.evaluate.answers import Match
 from lockstep.evaluate.free_answer import FreeAnswerSource
 from lockstep.evaluate.reasoning_gym_source import ReasoningGymSource
 from lockstep.evaluate.single_turn import SingleTurnEnvironment, Source, TaskConfig
@@ -13,10 +12,9 @@ from lockstep.evaluate.single_turn import SingleTurnEnvironment, Source, TaskCon
 _FORMS = "reasoning_gym:NAME[:key=value,...] or free_answer:FILE"
 
 
-def load_environment(
-    spec: str, config: TaskConfig | None = None, *, match: Match = "exact"
-) -> SingleTurnEnvironment:
-    """The environment called `spec`; `match` says how a file's free answers are compared."""
+def load_environment(spec: str, config: TaskConfig | None = None) -> SingleTurnEnvironment:
+    """The environment called `spec`, posed and graded as `config` says."""
+    config = config or TaskConfig()
     kind, _, rest = spec.partition(":")
     source: Source
     if not rest:
@@ -24,7 +22,7 @@ def load_environment(
     if kind == "reasoning_gym":
         source = ReasoningGymSource(rest)
     elif kind == "free_answer":
-        source = FreeAnswerSource(Path(rest), match)
+        source = FreeAnswerSource(Path(rest), config.match)
     else:
         raise ConfigError(f"task kind {kind!r} is unknown; use {_FORMS}")
-    return SingleTurnEnvironment(source, config or TaskConfig())
+    return SingleTurnEnvironment(source, config)

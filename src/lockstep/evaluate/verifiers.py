@@ -51,6 +51,18 @@ def load_verifiers(weights: Mapping[str, float]) -> dict[str, tuple[Verifier, fl
     return {name: (_find(name), weight) for name, weight in weights.items()}
 
 
+def parse_weights(texts: Sequence[str]) -> dict[str, float]:
+    """`NAME` (weight 1) or `NAME=WEIGHT`, as a command line gives them."""
+    weights = {}
+    for text in texts:
+        name, equals, weight = text.rpartition("=")
+        try:
+            weights[name if equals else text] = float(weight) if equals else 1.0
+        except ValueError:
+            raise ConfigError(f"reward {text!r}: {weight!r} is not a weight") from None
+    return weights
+
+
 def _find(name: str) -> Verifier:
     if name in BUILT_IN:
         return BUILT_IN[name]

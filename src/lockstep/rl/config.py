@@ -117,6 +117,14 @@ class LoopConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RLScheduleConfig(ScheduleConfig):
+    """As for supervised training, but constant unless asked: a run is often continued."""
+
+    lr_schedule: Literal["cosine", "linear", "constant"] = "constant"
+    """Shape after warm-up."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RLConfig:
     """Everything that determines a run."""
 
@@ -131,8 +139,8 @@ class RLConfig:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
-    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=5e-5))
-    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(lr_schedule="constant"))
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: RLScheduleConfig = field(default_factory=RLScheduleConfig)
     lora: LoraConfig | None = field(default_factory=LoraConfig)
     """None trains every weight."""
     precision: Literal["bf16", "fp32"] = "bf16"
