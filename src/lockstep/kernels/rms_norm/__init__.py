@@ -1,5 +1,5 @@
 """Root-mean-square layer norm over the last dim. T rows, D features; the weight may be an fp32
-master.
+master: it is rounded to x's dtype, so that training has the bits of serving.
 """
 
 from __future__ import annotations

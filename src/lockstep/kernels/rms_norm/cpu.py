@@ -11,7 +11,7 @@ from lockstep.kernels.native_library import DTYPE_CODE, native
 
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    x_TD = x_TD.contiguous()
+    x_TD, weight_D = x_TD.contiguous(), weight_D.to(x_TD.dtype)
     y_TD = torch.empty_like(x_TD)
     native().ls_rms_norm(
         y_TD.data_ptr(),
@@ -29,7 +29,7 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 def rms_norm_backward(
     dy_TD: Tensor, x_TD: Tensor, weight_D: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    x_TD, dy_TD = x_TD.contiguous(), dy_TD.contiguous()
+    x_TD, dy_TD, weight_D = x_TD.contiguous(), dy_TD.contiguous(), weight_D.to(x_TD.dtype)
     dx_TD = torch.empty_like(x_TD)
     dw_D = torch.empty(x_TD.shape[1], dtype=torch.float32)
     native().ls_rms_norm_backward(

@@ -10,9 +10,8 @@ from torch import Tensor
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     x = x_TD.float()
-    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight_D.float()).to(
-        x_TD.dtype
-    )
+    w = weight_D.to(x_TD.dtype).float()
+    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * w).to(x_TD.dtype)
 
 
 def rms_norm_backward(
@@ -23,6 +22,6 @@ def rms_norm_backward(
     """
     x, dy = x_TD.float(), dy_TD.float()
     r = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-    wdy = weight_D.float() * dy
+    wdy = weight_D.to(x_TD.dtype).float() * dy
     dx = r * (wdy - x * r.square() * (wdy * x).mean(-1, keepdim=True))
     return dx.to(x_TD.dtype), (dy * x * r).sum(0)
