@@ -57,17 +57,18 @@ LS_INLINE void emit(T* c, V value, int64_t columns, bool accumulate) {
   }
 }
 
-// Adds the bias and writes a tile of MR x 16 NV sums to rows `row`.. and columns `column`.. of C.
-template <int MR, int NV>
-LS_INLINE void finish(const Operands& o, int64_t row, int64_t column, V (&acc)[MR][NV]) {
-#pragma GCC unroll 4
-  for (int v = 0; v < NV; ++v) {
+// Adds the bias and writes a tile of sums, `rows` x 16 `vectors`, to rows `row`.. and columns
+// `column`.. of C. Loops rather than unrolled code for each tile shape: the cases of edge, dtype and
+// accumulation would be multiplied by every register of every shape, and gcc takes minutes over it.
+__attribute__((noinline)) void emit_tile(const Operands& o, int64_t row, int64_t column, const float* sums, int rows,
+                                         int vectors) {
+  for (int v = 0; v < vectors; ++v) {
     const int64_t first = column + v * kLanes, columns = o.n - first;
     V bias = zero();
     if (o.bias) bias = columns >= kLanes ? load(o.bias + first) : columns > 0 ? load_partial(o.bias + first, columns, 0.0f) : zero();
-#pragma GCC unroll 6
-    for (int r = 0; r < MR; ++r) {
-      const V value = o.bias ? add(acc[r][v], bias) : acc[r][v];
+    for (int r = 0; r < rows; ++r) {
+      const V sum = load(sums + (r * vectors + v) * kLanes);
+      const V value = o.bias ? add(sum, bias) : sum;
       const int64_t at = (row + r) * o.ldc + first;
       if (o.c_dtype == kBf16) {
         emit(static_cast<bf16*>(o.c) + at, value, columns, o.accumulate);
@@ -76,6 +77,17 @@ LS_INLINE void finish(const Operands& o, int64_t row, int64_t column, V (&acc)[M
       }
     }
   }
+}
+
+template <int MR, int NV>
+LS_INLINE void finish(const Operands& o, int64_t row, int64_t column, V (&acc)[MR][NV]) {
+  alignas(64) float sums[MR * NV * kLanes];
+#pragma GCC unroll 6
+  for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) store(sums + (r * NV + v) * kLanes, acc[r][v]);
+  }
+  emit_tile(o, row, column, sums, MR, NV);
 }
 
 // One register tile over the whole of K, when a panel of it fits in cache and there is one segment.
