@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from lockstep.serve.server import Server
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD = 32, 2, 4, 2, 8, 64
 MAX_POSITION = 256
+DEFAULTS = {"precision": "fp32", "threads": 1, "kv_cache_tokens": 16_384}
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
@@ -110,23 +110,19 @@ def random_weights(vocab_size: int) -> dict[str, np.ndarray]:
     return weights
 
 
-@dataclass(frozen=True)
 class RunningServer:
-    """A server in a thread of this process, and clients for it."""
+    """A server in a thread of this process, and clients for it (making one costs 0.1 s)."""
 
-    server: Server
-    name: str
-
-    @property
-    def url(self) -> str:
-        return self.server.url
-
-    def client(self) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0)
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.url = server.url
+        self.port = int(self.url.rpartition(":")[2])
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.client = OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0)
 
     def metric(self, name: str, **labels: str) -> float:
         """One value of /metrics; 0 if there is none yet."""
-        text = httpx.get(f"{self.url}/metrics").text
+        text = self.http.get("/metrics").text
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if sample.name == name and labels.items() <= sample.labels.items():
@@ -141,7 +137,7 @@ def start_server(tiny_model: Path) -> Iterator[Callable[..., RunningServer]]:
 
     def start(*, http: HttpConfig | None = None, **options: Any) -> RunningServer:
         api_key = options.pop("api_key", None)
-        settings = EngineOptions(**({"precision": "fp32", "threads": 1} | options))
+        settings = EngineOptions(**(DEFAULTS | options))
         ready = threading.Event()
         server = Server(
             http or HttpConfig(),
@@ -155,7 +151,7 @@ def start_server(tiny_model: Path) -> Iterator[Callable[..., RunningServer]]:
         thread.start()
         running.append((server, thread))
         assert ready.wait(60)
-        return RunningServer(server=server, name="tiny")
+        return RunningServer(server)
 
     yield start
     for server, _ in running:
@@ -171,7 +167,11 @@ def tiny_server(start_server: Callable[..., RunningServer]) -> RunningServer:
     return start_server()
 
 
-@pytest.fixture
-def client(tiny_server: RunningServer) -> Iterator[OpenAI]:
-    with tiny_server.client() as client:
-        yield client
+@pytest.fixture(scope="session")
+def client(tiny_server: RunningServer) -> OpenAI:
+    return tiny_server.client
+
+
+@pytest.fixture(scope="session")
+def http(tiny_server: RunningServer) -> httpx.Client:
+    return tiny_server.http

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -46,14 +44,8 @@ def bodies(**base: Any) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-@pytest.fixture(scope="module")
-def http(tiny_server: Any) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=tiny_server.url, timeout=60) as http:
-        yield http
-
-
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     route_and_body=st.one_of(
@@ -97,12 +89,12 @@ def test_statuses_of_http_itself(http: httpx.Client) -> None:
 def test_a_body_over_the_limit_gets_413(start_server: Any) -> None:
     server = start_server(http=HttpConfig(max_body_mib=1))
     body = {"prompt": "x" * (2 << 20)}
-    response = httpx.post(f"{server.url}/v1/completions", json=body)
+    response = server.http.post("/v1/completions", json=body)
     assert response.status_code == 413
     assert "1048576" in assert_error(response)["message"]
     endless = (b" " * 65536 for _ in range(40))
     headers = {"content-type": "application/json"}
-    chunked = httpx.post(f"{server.url}/v1/completions", content=endless, headers=headers)
+    chunked = server.http.post("/v1/completions", content=endless, headers=headers)
     assert chunked.status_code == 413
 
 
@@ -111,23 +103,23 @@ def test_a_key_is_wanted_where_the_model_is_used(start_server: Any) -> None:
     body = {"prompt": "a", "max_tokens": 1}
     for route in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic sesame"}):
-            response = httpx.post(f"{server.url}{route}", json=body, headers=headers)
+            response = server.http.post(route, json=body, headers=headers)
             assert response.status_code == 401
             assert assert_error(response)["code"] == "invalid_api_key"
     key = {"authorization": "Bearer sesame"}
-    assert httpx.post(f"{server.url}/v1/completions", json=body, headers=key).status_code == 200
+    assert server.http.post("/v1/completions", json=body, headers=key).status_code == 200
     for route in ("/health", "/ping", "/version", "/load", "/metrics"):
-        assert httpx.get(f"{server.url}{route}").status_code == 200
+        assert server.http.get(route).status_code == 200
 
 
 def test_a_client_that_goes_before_its_body_harms_nobody(tiny_server: Any) -> None:
     for _ in range(3):
-        with socket.create_connection(("127.0.0.1", int(tiny_server.url.rpartition(":")[2]))) as s:
+        with socket.create_connection(("127.0.0.1", tiny_server.port)) as s:
             s.sendall(
                 b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
                 b"content-length: 100\r\n\r\n{"
             )
-    assert httpx.get(f"{tiny_server.url}/health").status_code == 200
+    assert tiny_server.http.get("/health").status_code == 200
 
 
 def test_a_model_is_found_by_each_of_its_names(http: httpx.Client) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
@@ -56,7 +55,7 @@ def test_a_stream_as_clients_expect_it(client: OpenAI) -> None:
 
 def test_the_bytes_of_a_stream(tiny_server: Any) -> None:
     body = {"messages": MESSAGES, "max_tokens": 3, "stream": True}
-    with httpx.stream("POST", f"{tiny_server.url}/v1/chat/completions", json=body) as response:
+    with tiny_server.http.stream("POST", "/v1/chat/completions", json=body) as response:
         text = response.read().decode()
     assert response.headers["content-type"].startswith("text/event-stream")
     events = text.split("\n\n")
@@ -137,9 +136,9 @@ def test_cached_tokens_are_counted(client: OpenAI) -> None:
 
 def test_the_tokens_are_those_of_the_tokenize_route(client: OpenAI, tiny_server: Any) -> None:
     answer = ask(client, extra={"return_token_ids": True})
-    tokens = httpx.post(f"{tiny_server.url}/tokenize", json={"messages": MESSAGES}).json()
+    tokens = tiny_server.http.post("/tokenize", json={"messages": MESSAGES}).json()
     assert tokens["tokens"] == answer.prompt_token_ids
-    text = httpx.post(f"{tiny_server.url}/detokenize", json={"tokens": tokens["tokens"]}).json()
+    text = tiny_server.http.post("/detokenize", json={"tokens": tokens["tokens"]}).json()
     assert text["prompt"] == "<|im_start|>user\nthe thing<|im_end|>\n<|im_start|>assistant\n"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 
@@ -19,7 +18,7 @@ def ask(
 
 
 def tokens_of(server: Any, text: str) -> list[int]:
-    answer = httpx.post(f"{server.url}/tokenize", json={"prompt": text}).json()
+    answer = server.http.post("/tokenize", json={"prompt": text}).json()
     return list(answer["tokens"])
 
 

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
-
 NAMES = {
     "num_requests_running",
     "num_requests_waiting",
@@ -27,16 +25,16 @@ def test_metrics_have_vllm_names_and_count_what_happened(tiny_server: Any) -> No
     names = ("prompt_tokens_total", "generation_tokens_total", "time_to_first_token_seconds_count")
     before = [tiny_server.metric(f"vllm:{name}") for name in names]
     body = {"prompt": [5, 6, 7], "max_tokens": 9, "n": 2, "ignore_eos": True}
-    assert httpx.post(f"{tiny_server.url}/v1/completions", json=body).status_code == 200
+    assert tiny_server.http.post("/v1/completions", json=body).status_code == 200
     after = [tiny_server.metric(f"vllm:{name}") for name in names]
     assert [new - old for new, old in zip(after, before, strict=True)] == [3, 18, 2]
-    text = httpx.get(f"{tiny_server.url}/metrics").text
+    text = tiny_server.http.get("/metrics").text
     for name in NAMES:
         assert f"vllm:{name}{{" in text
     assert 'model_name="tiny"' in text
 
 
 def test_small_routes(tiny_server: Any) -> None:
-    assert set(httpx.get(f"{tiny_server.url}/version").json()) == {"version"}
-    assert set(httpx.get(f"{tiny_server.url}/load").json()) == {"server_load"}
-    assert httpx.post(f"{tiny_server.url}/ping").status_code == 200
+    assert set(tiny_server.http.get("/version").json()) == {"version"}
+    assert set(tiny_server.http.get("/load").json()) == {"server_load"}
+    assert tiny_server.http.post("/ping").status_code == 200

@@ -70,7 +70,7 @@ def test_it_says_when_it_is_ready_and_drains_on_sigterm(start: Start, tiny_model
 def test_requests_past_the_drain_deadline_are_cut(start: Start, tiny_model: Path) -> None:
     process = start(str(tiny_model), "--port", "0", "--drain-seconds", "1", "--threads", "1")
     url = url_when_ready(process)
-    body = {"prompt": ["the thing"] * 128, "max_tokens": 240, "n": 8, "ignore_eos": True}
+    body = {"prompt": ["the thing"] * 64, "max_tokens": 240, "n": 16, "ignore_eos": True}
     with httpx.stream(
         "POST", f"{url}/v1/completions", json=body | {"stream": True}, timeout=60
     ) as response:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -46,14 +44,8 @@ CHAT = st.fixed_dictionaries(
     }
 )
 EXAMPLES = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-
-
-@pytest.fixture(scope="module")
-def http(tiny_server: Any) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=tiny_server.url, timeout=60) as http:
-        yield http
 
 
 @EXAMPLES
