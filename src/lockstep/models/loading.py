@@ -82,6 +82,7 @@ def load_model(
     resolved = source if isinstance(source, ModelSource) else resolve_model(source)
     checkpoint = open_checkpoint(resolved)
     config = _with_generation_ends(checkpoint.config, checkpoint.generation_config)
+    _check_size(checkpoint, where=str(resolved.path))
     dtype = DTYPES[precision]
     model = Llama(
         config,
@@ -125,6 +126,18 @@ def copy_weights(checkpoint: Checkpoint, model: Llama, *, where: str, quiet: boo
             # file.
             tensor = checkpoint.read(name).to(dtype, copy=True)
             owner.register_parameter(leaf, nn.Parameter(tensor))
+
+
+def _check_size(checkpoint: Checkpoint, *, where: str) -> None:
+    """Two tensors that bound what the config may claim, before a model of that size is built."""
+    config, shapes = checkpoint.config, checkpoint.shapes
+    last = f"model.layers.{config.num_layers - 1}.self_attn.k_proj.weight"
+    expected = (config.kv_size, config.hidden_size)
+    if shapes.get(last) != expected:
+        got = f"has shape {shapes[last]}" if last in shapes else "is not there"
+        raise CheckpointError(
+            f"{where} does not match its config: {last} {got}, expected shape {expected}"
+        )
 
 
 def _check_tensors(
