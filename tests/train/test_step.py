@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lockstep import kernels
 from lockstep.models.llama import Llama
 from lockstep.models.lora import LoraConfig, apply_lora
 from lockstep.train.optimizer import OptimizerConfig, build_optimizer
@@ -66,6 +67,28 @@ def test_a_packed_document_has_to_the_bit_the_logprobs_it_has_alone(
         if document.num_loss_tokens
     ]
     assert torch.equal(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("compute_dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_the_same_to_the_bit_for_any_number_of_threads(
+    make_model: Callable[..., Llama],
+    make_documents: Callable[..., list[Document]],
+    compute_dtype: torch.dtype,
+) -> None:
+    model = make_model(compute_dtype=compute_dtype, qk_norm=True, qkv_bias=True)
+    batches = pack(make_documents([90, 70, 33, 5]), max_tokens=1000)
+    threads = torch.get_num_threads()
+    try:
+        found = []
+        for num_threads in (1, 2):
+            torch.set_num_threads(num_threads)
+            kernels.set_num_threads(num_threads)
+            found.append(gradients(model, batches))
+    finally:
+        torch.set_num_threads(threads)
+        kernels.set_num_threads(threads)
+    for name, gradient in found[0].items():
+        assert torch.equal(gradient, found[1][name]), name
 
 
 def test_the_gradient_is_that_of_plain_torch(

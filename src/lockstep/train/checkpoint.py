@@ -142,7 +142,7 @@ def fingerprint_frozen(model: nn.Module) -> str:
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
             digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-            digest.update(weight.detach().contiguous().view(torch.uint8).numpy())
+            digest.update(weight.detach().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

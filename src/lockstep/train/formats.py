@@ -156,9 +156,10 @@ def _tools(record: Record) -> tuple[dict[str, Any], ...] | None:
 
 
 def _string(record: Record, key: str) -> str:
-    if not isinstance(record[key], str):
-        raise DataError(f"{key} must be a string, got {type(record[key]).__name__}")
-    return record[key]
+    value = record[key]
+    if not isinstance(value, str):
+        raise DataError(f"{key} must be a string, got {type(value).__name__}")
+    return value
 
 
 def _is_list(value: Any) -> bool:

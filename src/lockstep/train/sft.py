@@ -104,8 +104,7 @@ class SFTRun:
         progress = progress or Progress(quiet=True)
         with RunFolder(self.config.out) as folder:
             self._open(folder, resume=resume, progress=progress)
-            bar = progress.add("SFT", total=self.num_steps, unit="steps")
-            bar.advance(self._trainer.step)
+            bar = progress.add("SFT", total=self.num_steps - self._trainer.step, unit="steps")
             row: dict[str, Any] = {}
             while self._trainer.step < self.num_steps:
                 row = self._step()

@@ -92,7 +92,7 @@ def train_step(
     sums: dict[str, float] = {}
     for micro_batch in micro_batches:
         loss = loss_fn(model, micro_batch)
-        (loss.total / normaliser).backward()
+        torch.autograd.backward(loss.total / normaliser)
         loss_sum += loss.total.item()
         for name, value in loss.sums.items():
             sums[name] = sums.get(name, 0.0) + float(value)
