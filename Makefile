@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip
 PYTEST := $(BIN)/pytest
+ONE_AT_A_TIME := $(shell command -v flock > /dev/null && echo flock build/native/.lock)
 INSTALL_INPUTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
@@ -45,9 +46,10 @@ bench: .venv/.bench native  ## Measure Lockstep beside llama.cpp and transformer
 
 # A second or two after a change: rebuilds what changed and puts the library next to its sources.
 native: .venv/.dev  ## Rebuild the native CPU kernels in place
-	@PATH="$(CURDIR)/$(BIN):$$PATH" && \
-	{ test -f build/native/build.ninja || cmake -S . -B build/native -G Ninja; } && \
-	cmake --build build/native
+	@mkdir -p build/native
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(ONE_AT_A_TIME) sh -ec '\
+	  test -f build/native/build.ninja || cmake -S . -B build/native -G Ninja; \
+	  cmake --build build/native'
 
 wheel: .venv/.dev  ## Build the wheel into dist/
 	$(PIP) wheel . --no-deps --wheel-dir dist
