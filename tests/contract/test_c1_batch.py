@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 
 import pytest
 
@@ -12,16 +13,15 @@ from lockstep import kernels
 @pytest.fixture(scope="module")
 def answers_alone(shared_model, requests_of, answers_of):
     """Each of 32 requests on an engine of its own, one thread; computed once per model."""
-    known = {}
 
+    @cache
     def answers(family: str, precision: str):
-        if (family, precision) not in known:
-            before = kernels.num_threads()
-            kernels.set_num_threads(1)
-            model = shared_model(family, precision)
-            known[family, precision] = [answers_of(model, [r])[0] for r in requests_of(32)]
-            kernels.set_num_threads(before)
-        return known[family, precision]
+        before = kernels.num_threads()
+        kernels.set_num_threads(1)
+        model = shared_model(family, precision)
+        alone = [answers_of(model, [request])[0] for request in requests_of(32)]
+        kernels.set_num_threads(before)
+        return alone
 
     return answers
 

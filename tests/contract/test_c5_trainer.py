@@ -7,6 +7,7 @@ adapters, raw and at the sampling temperature.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -60,15 +61,9 @@ def trainer_logprobs(
 
 @pytest.fixture(scope="module")
 def completions_of(shared_model, engine_of, requests_of):
-    known = {}
-
-    def completions(family: str, precision: str):
-        if (family, precision) not in known:
-            model = shared_model(family, precision)
-            known[family, precision] = run(engine_of, model, requests_of)
-        return known[family, precision]
-
-    return completions
+    return cache(
+        lambda family, precision: run(engine_of, shared_model(family, precision), requests_of)
+    )
 
 
 def test_one_sequence(family, precision, threads, shared_model, completions_of):
