@@ -16,6 +16,8 @@ NAMES = {
     "inter_token_latency_seconds_sum",
     "e2e_request_latency_seconds_bucket",
     "request_decode_time_seconds_bucket",
+    "request_queue_time_seconds_sum",
+    "request_prefill_time_seconds_count",
     "request_prompt_tokens_bucket",
     "request_generation_tokens_bucket",
 }

@@ -6,7 +6,6 @@ one. Clients branch on `status` and `code`, people read `message`, `param` names
 
 from __future__ import annotations
 
-import logging
 from http import HTTPStatus
 from typing import Any
 
@@ -15,8 +14,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from lockstep.core.errors import CapacityError, LockstepError, RequestError
-
-logger = logging.getLogger("lockstep.serve")
 
 _KINDS = {
     400: "invalid_request_error",
@@ -106,6 +103,5 @@ async def on_disconnect(request: Request, error: Exception) -> Response:
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
-    """A bug of ours: the traceback goes to the log, one sentence to the client."""
-    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    """A bug of ours: one sentence to the client; uvicorn logs the traceback."""
     return ApiError(500, "internal error; the server's log has the traceback").response()
