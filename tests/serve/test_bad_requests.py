@@ -7,6 +7,7 @@ import socket
 from typing import Any
 
 import httpx
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -84,6 +85,13 @@ def test_statuses_of_http_itself(http: httpx.Client) -> None:
     form = http.post("/v1/completions", data={"prompt": "a"})
     assert form.status_code == 415
     assert "application/json" in assert_error(form)["message"]
+
+
+@pytest.mark.parametrize("name", ["%ff", "%ed%a0%80", "a/b", "%00", "x" * 5000, "..%2f"])
+def test_strange_names_are_not_found(http: httpx.Client, name: str) -> None:
+    response = http.get(f"/v1/models/{name}")
+    assert response.status_code == 404
+    assert_error(response)
 
 
 def test_a_body_over_the_limit_gets_413(start_server: Any) -> None:

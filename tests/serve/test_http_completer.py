@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lockstep.core.errors import ConfigError, RequestError
 from lockstep.core.sampling import SamplingParams
+from lockstep.engine.completer import EngineCompleter
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.engine import Engine
 from lockstep.evaluate.http_completer import HttpCompleter, RemoteChat
 from lockstep.evaluate.http_transport import Transport
+from lockstep.models import load_model
 
 PARAMS = SamplingParams(max_tokens=6, seed=5, ignore_eos=True, logprobs=2, n=2)
 
@@ -51,6 +56,34 @@ def test_completions_hold_all_that_the_engine_gives(completer: HttpCompleter) ->
                 assert entry.sampling_logprob == entry.logprob
                 assert len(entry.top) >= 2
                 assert entry.top[0][1] >= entry.logprob
+
+
+def test_it_gives_the_bits_of_the_engine_in_process(
+    completer: HttpCompleter, tiny_model: Path
+) -> None:
+    loaded = load_model(tiny_model, precision="fp32", quiet=True)
+    engine = Engine(loaded.model, loaded.tokenizer, EngineConfig(kv_cache_tokens=4096))
+    local = EngineCompleter(engine, model_name="tiny")
+    prompts = ["the thing", [5, 6, 7], completer.chat_prompt([{"role": "user", "content": "a"}])]
+    params = replace(PARAMS, temperature=0.8, top_p=0.9, prompt_logprobs=0)
+    for got, expected in zip(
+        completer.complete(prompts, params), local.complete(prompts, params), strict=True
+    ):
+        assert got.prompt_token_ids == expected.prompt_token_ids
+        assert [e and e.logprob for e in got.prompt_logprobs or ()] == [
+            e and e.logprob for e in expected.prompt_logprobs or ()
+        ]
+        for sample, same in zip(got.samples, expected.samples, strict=True):
+            assert (sample.text, sample.token_ids, sample.seed) == (
+                same.text,
+                same.token_ids,
+                same.seed,
+            )
+            assert [(e.logprob, e.sampling_logprob) for e in sample.logprobs] == [
+                (e.logprob, e.sampling_logprob) for e in same.logprobs
+            ]
+    pairs = [("the", " thing"), ([5, 6], "in all")]
+    assert completer.score(pairs) == local.score(pairs)
 
 
 def test_the_seed_of_each_sample_draws_it_again_alone(completer: HttpCompleter) -> None:
