@@ -114,3 +114,8 @@ def test_what_cannot_be_located_is_refused(
 ) -> None:
     with pytest.raises(DataError, match=reason):
         RecordTokenizer(make_tokenizer(template), eos_token_ids=[END]).documents(record)
+
+
+def test_a_model_that_names_no_end_is_refused(make_tokenizer: Callable[..., Tokenizer]) -> None:
+    with pytest.raises(DataError, match="names no end-of-sequence token"):
+        RecordTokenizer(make_tokenizer(), eos_token_ids=[])

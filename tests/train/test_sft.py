@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file
 
 from lockstep.cli.main import run as run_command
-from lockstep.core.errors import ConfigError
+from lockstep.core.errors import CheckpointError, ConfigError
 from lockstep.core.run_folder import read_metrics
-from lockstep.models.export import load_adapter_weights, read_adapter_config
+from lockstep.models.export import load_adapter_weights, read_adapter_config, save_hf_folder
 from lockstep.models.llama import Llama
 from lockstep.models.loading import load_model
 from lockstep.models.lora import LoraConfig, apply_lora
 from lockstep.train.dataset import DataConfig
-from lockstep.train.masks import RecordTokenizer
+from lockstep.train.export import load_trained
 from lockstep.train.optimizer import OptimizerConfig, ScheduleConfig
 from lockstep.train.order import DataOrder
 from lockstep.train.packing import pack
@@ -193,10 +193,28 @@ def test_the_command_reads_a_file_of_settings_which_flags_override(
         run_command(["sft", *arguments])
 
 
-def test_the_record_tokenizer_knows_every_end_the_model_has(
-    make_tokenizer: Callable[..., object],
+@pytest.mark.parametrize("lora", [None, LoraConfig(r=2)])
+def test_a_checkpoint_exports_to_the_same_files_as_the_run(
+    tmp_path: Path, config: SFTConfig, lora: LoraConfig | None
 ) -> None:
-    from lockstep.core.errors import DataError
+    result = SFTRun(dataclasses.replace(config, lora=lora)).train()
+    checkpoint = config.out / "checkpoints" / "checkpoint-12"
+    assert run_command(["export", str(checkpoint), "--out", str(tmp_path / "again")]) == 0
+    for folder in filter(None, (result.model_folder, result.adapter_folder)):
+        for file in folder.iterdir():
+            copy = tmp_path / "again" / folder.name / file.name
+            assert copy.read_bytes() == file.read_bytes(), file
 
-    with pytest.raises(DataError, match="names no end-of-sequence token"):
-        RecordTokenizer(make_tokenizer(), eos_token_ids=[])  # type: ignore[arg-type]
+
+def test_a_checkpoint_does_not_export_onto_another_base(
+    tmp_path: Path, config: SFTConfig, make_model: Callable[..., Llama]
+) -> None:
+    run = SFTRun(dataclasses.replace(config, lora=LoraConfig(r=2)))
+    run.train()
+    other = make_model()
+    other.initialise(seed=1)
+    save_hf_folder(
+        other, Path(config.model), tokenizer=run.loaded.tokenizer, dtype="float32", quiet=True
+    )
+    with pytest.raises(CheckpointError, match="is not the model that"):
+        load_trained(config.out / "checkpoints" / "checkpoint-12")

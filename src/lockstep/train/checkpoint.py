@@ -110,13 +110,33 @@ def load(
     Raises ConfigError when the checkpoint's configuration differs from `config` in a key (dotted
     path) that is not in `may_differ`: continuing under other settings would be another run.
     """
-    saved_config = _read_json(folder / "config.json")
+    saved_config = read_config(folder)
     require_same_config(saved_config, config, may_differ=may_differ, where=str(folder))
-    _restore_parameters(model, load_file(folder / "parameters.safetensors"))
+    load_parameters(folder, model)
     _restore_optimizer(model, optimizer, load_file(folder / "optimizer.safetensors"))
     torch.set_rng_state(load_file(folder / "random.safetensors")[_TORCH_GENERATOR])
     saved = _read_json(folder / "state.json")
     return Checkpoint(folder=folder, step=saved["step"], state=saved["state"], config=saved_config)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration that was given to `save`."""
+    return _read_json(folder / "config.json")
+
+
+@torch.no_grad()
+def load_parameters(folder: Path, model: nn.Module) -> None:
+    """Restore the trainable parameters alone."""
+    tensors = load_file(folder / "parameters.safetensors")
+    parameters = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    if parameters.keys() != tensors.keys():
+        odd = sorted(parameters.keys() ^ tensors.keys())
+        raise CheckpointError(
+            f"the checkpoint has {len(tensors)} trainable tensors and the model {len(parameters)}; "
+            f"the first that only one of them has is {odd[0]}"
+        )
+    for name, weight in parameters.items():
+        weight.copy_(tensors[name])
 
 
 def require_same_config(
@@ -184,19 +204,6 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
         if weight.requires_grad
         for key, value in optimizer.state.get(weight, {}).items()
     }
-
-
-@torch.no_grad()
-def _restore_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    parameters = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    if parameters.keys() != tensors.keys():
-        odd = sorted(parameters.keys() ^ tensors.keys())
-        raise CheckpointError(
-            f"the checkpoint has {len(tensors)} trainable tensors and the model {len(parameters)}; "
-            f"the first that only one of them has is {odd[0]}"
-        )
-    for name, weight in parameters.items():
-        weight.copy_(tensors[name])
 
 
 def _restore_optimizer(

@@ -20,11 +20,11 @@ from typing import Any
 from lockstep.core.errors import ConfigError
 from lockstep.core.progress import Progress
 from lockstep.core.run_folder import RunFolder, as_json
-from lockstep.models.export import save_adapter, save_hf_folder
 from lockstep.models.loading import LoadedModel, load_model
-from lockstep.models.lora import apply_lora, merge_lora
+from lockstep.models.lora import apply_lora
 from lockstep.train.checkpoint import fingerprint_frozen
 from lockstep.train.dataset import Dataset, load_dataset
+from lockstep.train.export import TrainedModel, export_trained
 from lockstep.train.masks import RecordTokenizer
 from lockstep.train.memory import TrainingMemory, estimate_memory
 from lockstep.train.order import DataOrder
@@ -188,28 +188,15 @@ class SFTRun:
         }
 
     def _export(self, last_row: dict[str, Any]) -> SFTResult:
-        loaded, config = self.loaded, self.config
-        adapter_folder = None
-        if config.lora is not None:
-            adapter_folder = config.out / "adapter"
-            save_adapter(loaded.model, adapter_folder, config.lora, base_model=str(loaded.folder))
-            merge_lora(loaded.model)
-        model_folder = config.out / "model"
-        save_hf_folder(
-            loaded.model,
-            model_folder,
-            tokenizer=loaded.tokenizer,
-            generation_config=loaded.generation_config,
-            dtype="float32" if config.precision == "fp32" else "bfloat16",
-            quiet=True,
-        )
+        trained = TrainedModel(loaded=self.loaded, lora=self.config.lora)
+        folders = export_trained(trained, self.config.out, quiet=True)
         return SFTResult(
             num_steps=self._trainer.step,
             num_tokens=self._num_tokens,
             final_loss=last_row.get("loss"),
             final_eval_loss=last_row.get("eval_loss"),
-            model_folder=model_folder,
-            adapter_folder=adapter_folder,
+            model_folder=folders.model,
+            adapter_folder=folders.adapter,
         )
 
     def _memory(self) -> TrainingMemory:
