@@ -30,6 +30,10 @@ from lockstep.text.tokenizer import Tokenizer, TokenizerFiles
 NUM_STEPS = 10
 NUM_KILLS = 3
 UPDATES_PER_ROLLOUT = 2
+REWARD = """
+def digits(prompts, completions, **columns):
+    return [sum(map(str.isdigit, text)) / 3 for text in completions]
+"""
 CLOCKS = ("step_time", "time/rollout", "time/update")
 """Metrics that tell the time of day, as it were; all others must repeat."""
 
@@ -66,13 +70,14 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def task_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Sums that are answered by their second number, and other ones to measure on."""
+def task_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sums to train and to measure on, and a reward that every rollout gets some of."""
     folder = tmp_path_factory.mktemp("task")
     for name, numbers in (("train", range(7)), ("held_out", range(7, 10))):
         items = [{"prompt": f"{a}+{b}=", "answer": str(b)} for a in numbers for b in range(10)]
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, items)))
-    return folder / "train.jsonl", folder / "held_out.jsonl"
+    (folder / "rewards.py").write_text(REWARD)
+    return folder
 
 
 def start(arguments: list[str]) -> BaseProcess:
@@ -123,18 +128,19 @@ def metrics(out: Path) -> list[dict[str, Any]]:
 def test_a_killed_run_resumes_to_the_same_bits(
     tmp_path: Path,
     model_folder: Path,
-    task_files: tuple[Path, Path],
+    task_folder: Path,
     method: str,
     precision: str,
 ) -> None:
-    train, held_out = task_files
-    arguments = ["rl", "--model", str(model_folder), "--task", f"free_answer:{train}"]
-    arguments += ["--eval-task", f"free_answer:{held_out}", "--eval-every", "4"]
+    arguments = ["rl", "--model", str(model_folder)]
+    arguments += ["--task", f"free_answer:{task_folder}/train.jsonl"]
+    arguments += ["--eval-task", f"free_answer:{task_folder}/held_out.jsonl", "--eval-every", "4"]
     arguments += ["--eval-items", "10", "--style", "text", "--precision", precision]
     arguments += ["--prompts-per-step", "6", "--samples-per-prompt", "4", "--max-tokens", "3"]
     arguments += ["--steps", str(NUM_STEPS), "--save-every", "1", "--learning-rate", "1e-2"]
     arguments += ["--updates-per-rollout", str(UPDATES_PER_ROLLOUT), "--kl-beta", "0.05"]
-    arguments += ["--temperature", "0.9", "--micro-batch-tokens", "64", "--reward", "graded"]
+    arguments += ["--temperature", "0.9", "--micro-batch-tokens", "64"]
+    arguments += ["--reward", f"{task_folder}/rewards.py:digits"]
     arguments += ["--full"] if method == "full" else ["--lora-r", "4"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     finish(start([*arguments, "--out", str(whole)]))
