@@ -23,6 +23,7 @@ from lockstep.core.errors import ConfigError
 from lockstep.core.progress import Progress, Task
 from lockstep.core.records import Trajectory
 from lockstep.core.run_folder import RunFolder, as_json
+from lockstep.core.sampling import SamplingParams
 from lockstep.engine import Engine, EngineCompleter
 from lockstep.evaluate.results import Summary
 from lockstep.evaluate.tasks import load_environment
@@ -174,12 +175,13 @@ class RLRun:
     def _update(self, batch: TrainingBatch) -> dict[str, float]:
         """`updates_per_rollout` optimizer steps on one batch; the first is on-policy."""
         micro_batches = pack(batch.documents, max_tokens=self.config.loop.micro_batch_tokens)
+        temperature = self.config.rollout.temperature
         first: dict[str, float] = {}
         updates = []
         for number in range(self.config.algorithm.updates_per_rollout):
             loss = PolicyLoss(
                 self.config.algorithm,
-                inverse_temperature=1.0 / self.config.rollout.temperature,
+                inverse_temperature=SamplingParams(temperature=temperature).inverse_temperature,
                 is_on_policy=number == 0,
                 reference=self._reference,
             )
