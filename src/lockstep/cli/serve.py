@@ -6,13 +6,16 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
 from lockstep.cli.config_file import settings_from_file
 from lockstep.serve.config import EngineOptions, HttpConfig
 from lockstep.serve.listener import bind
+
+if TYPE_CHECKING:
+    from lockstep.serve.service import ServedModel
 
 API_KEY_VARIABLE = "LOCKSTEP_API_KEY"
 
@@ -48,20 +51,25 @@ def serve(
         TOML file with settings under the names of these flags; flags win.
     """
     listener = bind(http.host, http.port)
-    # Torch takes seconds to import; a port that is in use should not.
-    from lockstep.serve.loading import load_served_model
-    from lockstep.serve.server import Server
+    from lockstep.serve.server import Server  # after the port is known to be free
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     names = served_model_name or (model,)
     Server(
         http,
         listener,
-        lambda: load_served_model(model, engine),
+        lambda: _load(model, engine),
         names=names,
         api_key=api_key or os.environ.get(API_KEY_VARIABLE) or None,
         on_ready=lambda url: _say_ready(url, names[0]),
     ).run()
+
+
+def _load(model: str, options: EngineOptions) -> ServedModel:
+    """Runs in a thread: torch takes seconds to import, and `/health` answers 503 meanwhile."""
+    from lockstep.serve.loading import load_served_model
+
+    return load_served_model(model, options)
 
 
 def _say_ready(url: str, name: str) -> None:

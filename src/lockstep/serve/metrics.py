@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import (
@@ -19,8 +20,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from lockstep.core.records import SampleDelta
-from lockstep.engine.async_engine import AsyncEngine
 from lockstep.engine.stats import EngineStats
+
+if TYPE_CHECKING:  # torch: seconds that pass in the loading thread
+    from lockstep.engine.async_engine import AsyncEngine
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

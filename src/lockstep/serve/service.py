@@ -9,17 +9,19 @@ from __future__ import annotations
 import hmac
 import time
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from starlette.requests import Request as HttpRequest
 
 from lockstep import __version__
-from lockstep.engine.async_engine import AsyncEngine
 from lockstep.serve.config import HttpConfig
 from lockstep.serve.defaults import GenerationDefaults
 from lockstep.serve.errors import ApiError, unavailable
 from lockstep.serve.metrics import Metrics
 from lockstep.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # torch: seconds that pass in the loading thread
+    from lockstep.engine.async_engine import AsyncEngine
 
 Phase = Literal["loading", "ready", "draining", "failed"]
 

@@ -12,12 +12,14 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lockstep.core.records import SampleDelta, TokenLogprob
-from lockstep.engine.async_engine import AsyncEngine, EngineStoppedError
 from lockstep.engine.request import Request
 from lockstep.serve.errors import unavailable
+
+if TYPE_CHECKING:  # torch: seconds that pass in the loading thread
+    from lockstep.engine.async_engine import AsyncEngine
 
 
 class DeltaListener(Protocol):
@@ -130,7 +132,7 @@ class Generations:
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
-        if isinstance(error, EngineStoppedError):
+        if error is not None and not self._engine.is_alive:
             error = unavailable(f"{error}; the answer cannot be completed", code="engine_stopped")
         self._error = self._error or error
         self._num_running -= 1
