@@ -53,7 +53,8 @@ def serve(
     listener = bind(http.host, http.port)
     from lockstep.serve.server import Server  # after the port is known to be free
 
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("lockstep").setLevel(logging.INFO)
     names = served_model_name or (model,)
     Server(
         http,
