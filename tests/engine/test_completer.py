@@ -46,6 +46,11 @@ def test_scoring_again_reads_the_context_from_the_prefix_cache(completer, engine
     assert engine.stats().prefix_hits - hits == 2 * 48
 
 
+def test_the_choices_of_one_question_share_its_context(completer, engine):
+    completer.score([("x" * 50, choice) for choice in "abcd"])
+    assert engine.stats().prefix_hits == 3 * 48
+
+
 def test_completions_come_in_the_order_of_the_prompts(completer, engine):
     params = [SamplingParams(max_tokens=n, seed=n, ignore_eos=True) for n in (9, 1, 5)]
     completions = completer.complete(["a", "b", "c"], params)

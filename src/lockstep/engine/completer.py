@@ -46,14 +46,21 @@ class EngineCompleter:
         return tokenizer.encode(text)
 
     def score(self, pairs: Sequence[tuple[Prompt, str]]) -> list[list[float]]:
-        """A text prompt is tokenised together with its continuation, as lm-eval does it."""
-        requests, starts = [], []
+        """A text prompt is tokenised together with its continuation, as lm-eval does it. What
+        several pairs have in common is computed once.
+        """
+        requests: list[Request] = []
+        starts: list[int] = []
+        first_with: dict[tuple[int, ...], str] = {}
         for number, (prompt, continuation) in enumerate(pairs):
             context = self._engine.encode(prompt)
             starts.append(len(context))
+            request_id = f"score-{number}"
+            leader = first_with.setdefault(tuple(context), request_id)
             requests.append(
                 Request(
-                    request_id=f"score-{number}",
+                    request_id=request_id,
+                    shares_prefix_with=None if leader == request_id else leader,
                     prompt_token_ids=self._joined(prompt, context, continuation),
                     params=_SCORE_ONLY,
                     prompt_logprobs_start=len(context),

@@ -77,7 +77,7 @@ class Engine:
             raise RequestError(f"request id {request.request_id!r} is already running")
         max_new_tokens = self.limits.max_new_tokens(request)
         active = ActiveRequest(request)
-        leader: int | None = None
+        leader = self._leader_of(request)
         for index in range(request.params.n):
             sample = ActiveSample(
                 active,
@@ -99,7 +99,7 @@ class Engine:
                     max_cached_tokens=active.max_cached_tokens if index == 0 else None,
                 )
             )
-            leader = sample.seq_id if leader is None else leader
+            leader = sample.seq_id if index == 0 else leader
             active.open_samples[sample.seq_id] = sample
             self._samples[sample.seq_id] = sample
         self._requests[request.request_id] = active
@@ -198,6 +198,12 @@ class Engine:
         if self.tokenizer is None:
             raise RequestError("a text prompt needs a tokenizer; this engine has none")
         return self.tokenizer.encode(prompt, add_special_tokens=True)
+
+    def _leader_of(self, request: Request) -> int | None:
+        """First sample of the request whose prefix it shares, if that is still under way."""
+        if request.shares_prefix_with not in self._requests:
+            return None
+        return next(iter(self._requests[request.shares_prefix_with].open_samples))
 
     def _note_changes(self, step: Step) -> None:
         now = perf_counter()

@@ -23,6 +23,8 @@ class Request:
     """Lower is more urgent; equal priorities go by arrival."""
     namespace: Hashable = None
     """Requests share cached prefixes within a namespace only."""
+    shares_prefix_with: str | None = None
+    """An earlier request whose prompt begins alike: wait until it is computed, then share it."""
     prompt_logprobs_start: int = 1
     """First prompt position whose logprob is wanted, if any are; earlier ones are None."""
 
