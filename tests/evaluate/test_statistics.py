@@ -111,6 +111,13 @@ def test_binary_scores_get_wilson_and_graded_scores_get_t() -> None:
     assert graded.high - graded.mean == pytest.approx(2.7764451051977987 * error)
 
 
+def test_intervals_of_scores_stay_between_0_and_1() -> None:
+    assert estimate_mean([0.0, 0.0, 0.0, 0.1]).low == 0.0
+    assert estimate_mean([1.0, 1.0, 1.0, 0.9]).high == 1.0
+    assert math.isnan(estimate_mean([0.5]).standard_error)
+    assert estimate_mean([0.0, 0.0, 3.0]).low < 0.0  # not scores of that kind
+
+
 def test_copies_of_an_item_in_one_group_add_no_certainty() -> None:
     scores = [1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0]
     alone = estimate_mean(scores)

@@ -24,14 +24,15 @@ def print_summary(summary: Summary) -> None:
             _method(estimate),
         )
     console = Console(highlight=False)
-    console.print(f"{summary.model} on {summary.task}", markup=False)
+    console.print(f"{summary.model} on {summary.task}", markup=False, soft_wrap=True)
     console.print(table)
     samples = f", {summary.num_samples} samples" if summary.num_samples > summary.num_items else ""
     console.print(
         f"{summary.num_items} items{samples}; "
         f"{summary.mean_prompt_tokens:.1f} prompt and {summary.mean_completion_tokens:.1f} "
         f"completion tokens on average; {summary.truncated_share:.1%} truncated, "
-        f"{summary.unanswered_share:.1%} without an answer"
+        f"{summary.unanswered_share:.1%} without an answer",
+        soft_wrap=True,
     )
 
 
@@ -53,7 +54,8 @@ def print_comparison(comparison: Comparison) -> None:
     if comparison.num_other_tokens:
         console.print(
             f"note: {comparison.num_other_tokens} prompts have other token ids in B than in A "
-            "(another tokenizer or chat template)"
+            "(another tokenizer or chat template)",
+            soft_wrap=True,
         )
 
 

@@ -60,11 +60,18 @@ def estimate_mean(scores: Sequence[float], groups: Sequence[Hashable] | None = N
     """
     estimate = estimate_t(scores, groups)
     if estimate.num_groups < len(scores) or not scores or not is_binary(scores):
-        return estimate
+        return _within_unit_interval(estimate, scores)
     mean, num = estimate.mean, len(scores)
     low, high = wilson_interval(round(mean * num), num)
     error = math.sqrt(mean * (1.0 - mean) / num)
     return replace(estimate, standard_error=error, low=low, high=high, method="wilson")
+
+
+def _within_unit_interval(estimate: Estimate, scores: Sequence[float]) -> Estimate:
+    """Cut off what cannot be, where scores are from 0 to 1."""
+    if not all(0.0 <= score <= 1.0 for score in scores):
+        return estimate
+    return replace(estimate, low=max(estimate.low, 0.0), high=min(estimate.high, 1.0))
 
 
 def estimate_paired_difference(
