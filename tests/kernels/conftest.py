@@ -1,4 +1,6 @@
-"""Fixtures for kernel tests: both compute dtypes, every instruction set this CPU has, seeded tensors."""
+"""Fixtures for kernel tests: both compute dtypes, every instruction set this CPU has, seeded
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def normal() -> Callable[..., torch.Tensor]:
 
 @pytest.fixture
 def assert_close() -> Callable[..., None]:
-    """assert_close(got, want fp64 or fp32): relative to the largest wanted value, by got's dtype."""
+    """assert_close(got, want): relative to the largest wanted value, by got's dtype."""
 
     def check(got: torch.Tensor, want: torch.Tensor, *, scale: float = 1.0) -> None:
         tolerance = {torch.float32: 2e-6, torch.bfloat16: 8e-3}[got.dtype] * scale

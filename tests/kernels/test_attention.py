@@ -1,4 +1,6 @@
-"""Attention: packed and paged against fp64, gradients, groups and windows, and their agreement to the bit."""
+"""Attention: packed and paged against fp64, gradients, groups and windows, and their agreement to
+the bit.
+"""
 
 from __future__ import annotations
 

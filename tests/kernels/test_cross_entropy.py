@@ -1,4 +1,6 @@
-"""Fused cross-entropy: against fp64, gradients, agreement of the fused and the logits form to the bit."""
+"""Fused cross-entropy: against fp64, gradients, agreement of the fused and the logits form to the
+bit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Matrix product: every instruction set against fp64, odd shapes, gradients, and row invariance to the bit."""
+"""Matrix product: every instruction set against fp64, odd shapes, gradients, and row invariance to
+the bit.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def test_matches_fp64(isa, dtype, normal, assert_close, shape, segments):
 
 @pytest.mark.parametrize("k", [2500, 4100])
 def test_long_sums_are_blocked_without_changing_a_bit(dtype, normal, k):
-    """K beyond the cache block: the same bits as a plain ascending fma would give at any row count."""
+    """K beyond the cache block: the bits of a plain ascending fma at any number of rows."""
     x, w = normal(9, k, dtype=dtype), normal(80, k)
     packs = PackCache()
     whole = linear(x, w, packs=packs, fp32_out=True)
@@ -48,7 +50,7 @@ def test_long_sums_are_blocked_without_changing_a_bit(dtype, normal, k):
 
 @pytest.mark.parametrize("segments", [1, 8])
 def test_a_row_never_depends_on_the_others(dtype, normal, segments):
-    """Every row of every M, alone or in company, with 1 and 2 threads; K and N off the tile sizes."""
+    """Every row of every M, alone or in company, 1 and 2 threads; K and N off the tile sizes."""
     k, n = 1538, 200
     x, w = normal(131, k, dtype=dtype), normal(n, k)
     packs = PackCache()
@@ -80,7 +82,7 @@ def test_segments_are_joined_by_the_fixed_tree(normal):
 
 
 def test_instruction_sets_agree_to_the_bit(normal, dtype):
-    """Beyond the contract (which is per machine type): fp32 and bf16 bits are the same on all of them."""
+    """Beyond the contract (which is per machine type): the bits are the same on all of them."""
     best = kernels.isa()
     x, w = normal(7, 130, dtype=dtype), normal(100, 130)
     results = {}

@@ -1,4 +1,6 @@
-"""rms_norm, rope, silu_mul and embedding: native against fp64, gradients, awkward sizes, row invariance."""
+"""rms_norm, rope, silu_mul and embedding: native against fp64, gradients, awkward sizes, row
+invariance.
+"""
 
 from __future__ import annotations
 
@@ -104,5 +106,5 @@ def test_embedding(isa, dtype, normal, d):
 
 
 def test_embedding_refuses_tokens_outside_the_table(normal):
-    with pytest.raises(IndexError, match="token id 11 .* 0 to 10"):
+    with pytest.raises(IndexError, match=r"token id 11 .* 0 to 10"):
         embedding(normal(11, 4), torch.tensor([0, 11]), dtype=torch.float32)

@@ -1,4 +1,6 @@
-"""Drawing tokens: against the reference, the right distribution, filters, and noise that knows only its key."""
+"""Drawing tokens: against the reference, the right distribution, filters, and noise that knows only
+its key.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ def test_greedy_takes_the_lowest_of_equals():
 
 
 def test_frequencies_follow_the_softmax():
-    """Chi-squared over 20,000 draws of 6 tokens; the bound is the 1e-6 quantile at 5 degrees of freedom."""
+    """Chi-squared over 20,000 draws of 6 tokens; the bound is the 1e-6 quantile at 5 degrees."""
     logits = torch.tensor([[1.0, 0.0, -1.0, 2.0, 0.5, -3.0]])
     rows = 20_000
     tokens = draw(

@@ -15,7 +15,8 @@ def embedding(weight_VD: Tensor, tokens_T: Tensor, bf16: bool) -> Tensor:
         lowest, highest = (int(bound) for bound in torch.aminmax(tokens_T))
         if lowest < 0 or highest >= v:
             raise IndexError(
-                f"token id {highest if highest >= v else lowest} is not in the vocabulary, 0 to {v - 1}"
+                f"token id {highest if highest >= v else lowest} is not in the vocabulary, "
+                f"0 to {v - 1}"
             )
     y_TD = torch.empty(tokens_T.shape[0], d, dtype=torch.bfloat16 if bf16 else torch.float32)
     native().ls_embedding(
