@@ -10,7 +10,7 @@ from lockstep.core.errors import CheckpointError, ConfigError
 from lockstep.models.llama import Llama
 from lockstep.models.lora import LoraConfig, apply_lora
 from lockstep.train import checkpoint
-from lockstep.train.optimizer import OptimizerConfig, ScheduleConfig
+from lockstep.train.config import OptimizerConfig, ScheduleConfig
 from lockstep.train.packing import Document, pack
 from lockstep.train.step import negative_log_likelihood
 from lockstep.train.trainer import Trainer

@@ -11,7 +11,8 @@ from pyarrow import parquet
 
 from lockstep.core.errors import DataError
 from lockstep.text.tokenizer import Tokenizer
-from lockstep.train.dataset import DataConfig, Dataset, load_dataset
+from lockstep.train.config import DataConfig
+from lockstep.train.dataset import Dataset, load_dataset
 from lockstep.train.masks import RecordTokenizer
 
 RECORDS: list[dict[str, Any]] = [

@@ -8,9 +8,8 @@ import torch
 
 from lockstep.core.errors import ConfigError
 from lockstep.models.llama import Llama
+from lockstep.train.config import OptimizerConfig, ScheduleConfig
 from lockstep.train.optimizer import (
-    OptimizerConfig,
-    ScheduleConfig,
     build_optimizer,
     clip_gradients,
     global_norm,

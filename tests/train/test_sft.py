@@ -18,13 +18,17 @@ from lockstep.models.export import load_adapter_weights, read_adapter_config, sa
 from lockstep.models.llama import Llama
 from lockstep.models.loading import load_model
 from lockstep.models.lora import LoraConfig, apply_lora
-from lockstep.train.dataset import DataConfig
+from lockstep.train.config import (
+    DataConfig,
+    LoopConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    SFTConfig,
+)
 from lockstep.train.export import load_trained
-from lockstep.train.optimizer import OptimizerConfig, ScheduleConfig
 from lockstep.train.order import DataOrder
 from lockstep.train.packing import pack
 from lockstep.train.sft import SFTRun
-from lockstep.train.sft_config import LoopConfig, SFTConfig
 from lockstep.train.step import target_statistics
 
 

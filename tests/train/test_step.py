@@ -11,7 +11,8 @@ from torch import Tensor
 from lockstep import kernels
 from lockstep.models.llama import Llama
 from lockstep.models.lora import LoraConfig, apply_lora
-from lockstep.train.optimizer import OptimizerConfig, build_optimizer
+from lockstep.train.config import OptimizerConfig
+from lockstep.train.optimizer import build_optimizer
 from lockstep.train.packing import Document, MicroBatch, pack, total_weight
 from lockstep.train.step import (
     DivergenceError,

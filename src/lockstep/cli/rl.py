@@ -13,7 +13,7 @@ from lockstep.evaluate.answers import Extraction, Match
 from lockstep.evaluate.prompts import PromptConfig
 from lockstep.evaluate.single_turn import TaskConfig
 from lockstep.evaluate.verifiers import parse_weights
-from lockstep.models.lora import ALL_LINEAR, LoraConfig
+from lockstep.models.lora_config import ALL_LINEAR, LoraConfig
 from lockstep.rl.config import (
     AlgorithmConfig,
     LoopConfig,
@@ -21,8 +21,7 @@ from lockstep.rl.config import (
     RLScheduleConfig,
     RolloutConfig,
 )
-from lockstep.rl.run import RLRun
-from lockstep.train.optimizer import OptimizerConfig
+from lockstep.train.config import OptimizerConfig
 
 command = App(name="rl", config=settings_from_file)
 
@@ -86,6 +85,8 @@ def reinforce(
     config
         TOML file with settings under the names of these flags; flags win.
     """
+    from lockstep.rl.run import RLRun  # torch: two seconds that --help need not pay
+
     run = RLRun(
         RLConfig(
             model=model,

@@ -10,11 +10,14 @@ from cyclopts import App, Parameter
 from lockstep.cli.config_file import settings_from_file
 from lockstep.core.errors import ConfigError
 from lockstep.core.progress import Progress
-from lockstep.models.lora import ALL_LINEAR, LoraConfig
-from lockstep.train.dataset import DataConfig
-from lockstep.train.optimizer import OptimizerConfig, ScheduleConfig
-from lockstep.train.sft import SFTRun
-from lockstep.train.sft_config import LoopConfig, SFTConfig
+from lockstep.models.lora_config import ALL_LINEAR, LoraConfig
+from lockstep.train.config import (
+    DataConfig,
+    LoopConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    SFTConfig,
+)
 
 command = App(name="sft", config=settings_from_file)
 
@@ -63,6 +66,8 @@ def fine_tune(
     """
     if not data.data.exists():  # before minutes of loading
         raise ConfigError(f"--data {data.data} does not exist")
+    from lockstep.train.sft import SFTRun  # torch: two seconds that --help need not pay
+
     run = SFTRun(
         SFTConfig(
             model=model,

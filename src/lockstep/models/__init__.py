@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from lockstep.models.attention import AttentionContext, KVCache, PackedAttention, PagedAttention
     from lockstep.models.llama import Llama
     from lockstep.models.loading import LoadedModel, load_model
-    from lockstep.models.lora import LoraConfig, apply_lora, lora_state_dict, merge_lora
+    from lockstep.models.lora import apply_lora, lora_state_dict, merge_lora
+    from lockstep.models.lora_config import LoraConfig
     from lockstep.models.resolve import ModelSource, resolve_model
 
 _HOMES = {
@@ -21,7 +22,7 @@ _HOMES = {
     "KVCache": "attention",
     "Llama": "llama",
     "LoadedModel": "loading",
-    "LoraConfig": "lora",
+    "LoraConfig": "lora_config",
     "ModelSource": "resolve",
     "PackedAttention": "attention",
     "PagedAttention": "attention",

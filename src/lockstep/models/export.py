@@ -23,7 +23,8 @@ from lockstep.core.progress import Progress
 from lockstep.models.hf_folder import INDEX_NAME, SINGLE_NAME, read_json
 from lockstep.models.llama import Llama
 from lockstep.models.loading import Checkpoint
-from lockstep.models.lora import LoraConfig, LoraLinear, lora_state_dict
+from lockstep.models.lora import LoraLinear, lora_state_dict
+from lockstep.models.lora_config import LoraConfig
 from lockstep.text.tokenizer import Tokenizer
 
 ExportDtype = Literal["float32", "bfloat16"]

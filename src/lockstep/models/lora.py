@@ -8,7 +8,6 @@ and `<path>.lora_B.weight` (N, r).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -16,26 +15,7 @@ from torch import Tensor, nn
 from lockstep.core.errors import ConfigError
 from lockstep.models.layers import Linear
 from lockstep.models.llama import Llama
-
-ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoraConfig:
-    """Which projections get an adapter, and of what rank."""
-
-    r: int = 16
-    alpha: float = 32.0
-    targets: tuple[str, ...] = ALL_LINEAR
-
-    def __post_init__(self) -> None:
-        if self.r < 1:
-            raise ConfigError(f"lora r must be at least 1, got {self.r}")
-        unknown = sorted(set(self.targets) - set(ALL_LINEAR))
-        if unknown or not self.targets:
-            raise ConfigError(
-                f"lora targets {unknown or 'are empty'}; choose from {', '.join(ALL_LINEAR)}"
-            )
+from lockstep.models.lora_config import LoraConfig
 
 
 class LoraLinear(Linear):

@@ -8,9 +8,9 @@ from typing import Literal
 
 from lockstep.core.errors import ConfigError
 from lockstep.evaluate.single_turn import TaskConfig
-from lockstep.models.lora import LoraConfig
+from lockstep.models.lora_config import LoraConfig
 from lockstep.rl.advantages import Estimator
-from lockstep.train.optimizer import OptimizerConfig, ScheduleConfig
+from lockstep.train.config import OptimizerConfig, ScheduleConfig
 
 Loss = Literal["grpo", "dapo", "dr_grpo"]
 

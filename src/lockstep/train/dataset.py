@@ -10,32 +10,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from lockstep.core.errors import ConfigError, DataError, RequestError
+from lockstep.core.errors import DataError, RequestError
+from lockstep.train.config import DataConfig
 from lockstep.train.formats import parse_record
 from lockstep.train.masks import RecordTokenizer
 from lockstep.train.packing import Document
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Which records, and how long a document may be."""
-
-    data: Path
-    """JSONL or Parquet file of training records."""
-    eval_data: Path | None = None
-    """JSONL or Parquet file of held-out records."""
-    max_length: int = 2048
-    """Longest document, in tokens."""
-    overlong: Literal["truncate", "drop", "refuse"] = "truncate"
-    """A longer document is cut off at the end, left out, or stops the run."""
-
-    def __post_init__(self) -> None:
-        if self.max_length < 2:
-            raise ConfigError(f"max_length must be at least 2, got {self.max_length}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ import torch
 from lockstep.core.errors import CheckpointError
 from lockstep.models.export import save_adapter, save_hf_folder
 from lockstep.models.loading import LoadedModel, load_model
-from lockstep.models.lora import LoraConfig, apply_lora, merge_lora
+from lockstep.models.lora import apply_lora, merge_lora
+from lockstep.models.lora_config import LoraConfig
 from lockstep.train import checkpoint
 
 

@@ -9,63 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.core.errors import ConfigError
+from lockstep.train.config import OptimizerConfig, ScheduleConfig
 
 _NORM_BLOCK = 1024
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """AdamW and gradient clipping."""
-
-    learning_rate: float = 1e-4
-    """Peak learning rate; for full fine-tuning a tenth of the default is usual."""
-    beta1: float = 0.9
-    """Decay of the gradient's running mean."""
-    beta2: float = 0.999
-    """Decay of the squared gradient's running mean."""
-    eps: float = 1e-8
-    """Added to the root of the running mean of squares."""
-    weight_decay: float = 0.0
-    """Decoupled weight decay, applied to matrices only: not to norms, biases or embeddings."""
-    max_grad_norm: float | None = 1.0
-    """Gradients are scaled down to this global L2 norm; None leaves them alone."""
-
-    def __post_init__(self) -> None:
-        for name in ("learning_rate", "eps"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be above 0, got {getattr(self, name):g}")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be from 0 to below 1, got {getattr(self, name):g}")
-        if self.weight_decay < 0:
-            raise ConfigError(f"weight_decay must be at least 0, got {self.weight_decay:g}")
-        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
-            raise ConfigError(f"max_grad_norm must be above 0, got {self.max_grad_norm:g}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScheduleConfig:
-    """How the learning rate moves over a run."""
-
-    lr_schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """Shape after warm-up."""
-    warmup_steps: int = 0
-    """Steps over which the rate rises linearly; the first has 1/warmup_steps of the peak."""
-    min_lr_ratio: float = 0.0
-    """Where cosine and linear end, as a fraction of the peak."""
-
-    def __post_init__(self) -> None:
-        if self.warmup_steps < 0:
-            raise ConfigError(f"warmup_steps must be at least 0, got {self.warmup_steps}")
-        if not 0 <= self.min_lr_ratio <= 1:
-            raise ConfigError(f"min_lr_ratio must be from 0 to 1, got {self.min_lr_ratio:g}")
 
 
 def learning_rate_at(step: int, *, peak: float, num_steps: int, schedule: ScheduleConfig) -> float:

@@ -23,13 +23,13 @@ from lockstep.core.run_folder import RunFolder, as_json
 from lockstep.models.loading import LoadedModel, load_model
 from lockstep.models.lora import apply_lora
 from lockstep.train.checkpoint import fingerprint_frozen
+from lockstep.train.config import SFTConfig, keys_that_may_differ
 from lockstep.train.dataset import Dataset, load_dataset
 from lockstep.train.export import TrainedModel, export_trained
 from lockstep.train.masks import RecordTokenizer
 from lockstep.train.memory import TrainingMemory, estimate_memory
 from lockstep.train.order import DataOrder
 from lockstep.train.packing import pack, total_weight
-from lockstep.train.sft_config import SFTConfig, keys_that_may_differ
 from lockstep.train.step import evaluate_loss, negative_log_likelihood
 from lockstep.train.trainer import Trainer
 

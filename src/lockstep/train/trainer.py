@@ -11,9 +11,8 @@ from typing import Any
 
 from lockstep.models.llama import Llama
 from lockstep.train import checkpoint
+from lockstep.train.config import OptimizerConfig, ScheduleConfig
 from lockstep.train.optimizer import (
-    OptimizerConfig,
-    ScheduleConfig,
     build_optimizer,
     learning_rate_at,
     set_learning_rate,

@@ -1,4 +1,4 @@
-"""The settings of a fine-tuning run, each with the help text of its flag."""
+"""The settings of training, each with the help text of its flag. No torch, so help is instant."""
 
 from __future__ import annotations
 
@@ -7,9 +7,73 @@ from pathlib import Path
 from typing import Literal
 
 from lockstep.core.errors import ConfigError
-from lockstep.models.lora import LoraConfig
-from lockstep.train.dataset import DataConfig
-from lockstep.train.optimizer import OptimizerConfig, ScheduleConfig
+from lockstep.models.lora_config import LoraConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which records, and how long a document may be."""
+
+    data: Path
+    """JSONL or Parquet file of training records."""
+    eval_data: Path | None = None
+    """JSONL or Parquet file of held-out records."""
+    max_length: int = 2048
+    """Longest document, in tokens."""
+    overlong: Literal["truncate", "drop", "refuse"] = "truncate"
+    """A longer document is cut off at the end, left out, or stops the run."""
+
+    def __post_init__(self) -> None:
+        if self.max_length < 2:
+            raise ConfigError(f"max_length must be at least 2, got {self.max_length}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW and gradient clipping."""
+
+    learning_rate: float = 1e-4
+    """Peak learning rate; for full fine-tuning a tenth of the default is usual."""
+    beta1: float = 0.9
+    """Decay of the gradient's running mean."""
+    beta2: float = 0.999
+    """Decay of the squared gradient's running mean."""
+    eps: float = 1e-8
+    """Added to the root of the running mean of squares."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay, applied to matrices only: not to norms, biases or embeddings."""
+    max_grad_norm: float | None = 1.0
+    """Gradients are scaled down to this global L2 norm; None leaves them alone."""
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "eps"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0, got {getattr(self, name):g}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be from 0 to below 1, got {getattr(self, name):g}")
+        if self.weight_decay < 0:
+            raise ConfigError(f"weight_decay must be at least 0, got {self.weight_decay:g}")
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise ConfigError(f"max_grad_norm must be above 0, got {self.max_grad_norm:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """How the learning rate moves over a run."""
+
+    lr_schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """Shape after warm-up."""
+    warmup_steps: int = 0
+    """Steps over which the rate rises linearly; the first has 1/warmup_steps of the peak."""
+    min_lr_ratio: float = 0.0
+    """Where cosine and linear end, as a fraction of the peak."""
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 0:
+            raise ConfigError(f"warmup_steps must be at least 0, got {self.warmup_steps}")
+        if not 0 <= self.min_lr_ratio <= 1:
+            raise ConfigError(f"min_lr_ratio must be from 0 to 1, got {self.min_lr_ratio:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
