@@ -1,26 +1,17 @@
-"""`lockstep export`: write a model as a Hugging Face folder, an adapter merged in if there is
-one.
-"""
+"""`lockstep export`: write a model as a Hugging Face folder, an adapter merged in if there is one."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from cyclopts import App
 
 from lockstep.core.errors import ConfigError
 from lockstep.core.files import replacing_folder
-from lockstep.models.export import (
-    ADAPTER_CONFIG,
-    load_adapter_weights,
-    read_adapter_config,
-    save_checkpoint,
-    save_hf_folder,
-)
-from lockstep.models.loading import load_model, open_checkpoint
-from lockstep.models.lora import apply_lora, merge_lora
-from lockstep.models.resolve import resolve_model
+
+if TYPE_CHECKING:
+    from lockstep.models.loading import LoadedModel
 
 command = App(name="export")
 
@@ -39,8 +30,8 @@ def export(
     Parameters
     ----------
     model
-        A name such as smollm2, a Hugging Face folder, a GGUF file, or a PEFT adapter folder,
-        which is then merged into the base model it names.
+        A name such as smollm2, a Hugging Face folder, a GGUF file, a checkpoint-<step> folder of
+        a training run, or a PEFT adapter folder, which is merged into the base model it names.
     out
         Folder to make; must not exist yet, or be empty.
     adapter
@@ -50,24 +41,53 @@ def export(
     max_shard_gb
         Weights are cut into files of at most this many 10^9 bytes.
     """
+    # Imported here, as in the functions below: help needs no torch.
+    from lockstep.models.export import save_checkpoint
+    from lockstep.models.loading import open_checkpoint
+
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not empty; choose another folder")
     if max_shard_gb <= 0:
         raise ConfigError(f"--max-shard-gb must be above 0, got {max_shard_gb:g}")
+    # Torch takes two seconds to import, which --help need not pay.
+    from lockstep.models.export import save_hf_folder
+    from lockstep.models.resolve import resolve_model
+
     max_shard_bytes = int(max_shard_gb * 10**9)
-    if adapter is None and (Path(model) / ADAPTER_CONFIG).is_file():
-        adapter = Path(model)
-        model = _base_of(adapter)
+    trained = _trained_model(model, adapter)
     with replacing_folder(out) as folder:
-        if adapter is None:
+        if trained is None:
             checkpoint = open_checkpoint(resolve_model(model))
             save_checkpoint(checkpoint, folder, dtype=dtype, max_shard_bytes=max_shard_bytes)
         else:
-            _merge_and_save(model, adapter, folder, dtype, max_shard_bytes)
+            save_hf_folder(
+                trained.model,
+                folder,
+                tokenizer=trained.tokenizer,
+                generation_config=trained.generation_config,
+                dtype=dtype,
+                max_shard_bytes=max_shard_bytes,
+            )
     print(out)
 
 
+def _trained_model(model: str, adapter: Path | None) -> LoadedModel | None:
+    """A checkpoint's or adapter's weights merged into their base; None for any other model."""
+    from lockstep.models.export import ADAPTER_CONFIG
+    from lockstep.train.checkpoint import is_checkpoint
+    from lockstep.train.export import load_merged
+
+    if adapter is None and is_checkpoint(Path(model)):
+        return load_merged(Path(model))
+    if adapter is None and (Path(model) / ADAPTER_CONFIG).is_file():
+        adapter = Path(model)
+        model = _base_of(adapter)
+    return None if adapter is None else _with_adapter(model, adapter)
+
+
 def _base_of(adapter: Path) -> str:
+    from lockstep.models.export import read_adapter_config
+
     _, base = read_adapter_config(adapter)
     if not base:
         raise ConfigError(
@@ -76,24 +96,15 @@ def _base_of(adapter: Path) -> str:
     return base
 
 
-def _merge_and_save(
-    model: str,
-    adapter: Path,
-    folder: Path,
-    dtype: Literal["bfloat16", "float32"],
-    max_shard_bytes: int,
-) -> None:
+def _with_adapter(model: str, adapter: Path) -> LoadedModel:
+    """In float32, so that merging rounds once, when the result is stored."""
+    from lockstep.models.export import load_adapter_weights, read_adapter_config
+    from lockstep.models.loading import load_model
+    from lockstep.models.lora import apply_lora, merge_lora
+
     config, _ = read_adapter_config(adapter)
-    # In float32, so that merging rounds once, when the result is stored.
     loaded = load_model(model, precision="fp32")
     apply_lora(loaded.model, config)
     load_adapter_weights(loaded.model, adapter)
     merge_lora(loaded.model)
-    save_hf_folder(
-        loaded.model,
-        folder,
-        tokenizer=loaded.tokenizer,
-        generation_config=loaded.generation_config,
-        dtype=dtype,
-        max_shard_bytes=max_shard_bytes,
-    )
+    return loaded
