@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -58,7 +59,8 @@ def evaluate(
         A name such as smollm2, a Hugging Face folder or a GGUF file; with --url, the name to ask
         the server for.
     url
-        Address of an OpenAI-compatible server, such as http://127.0.0.1:8000.
+        Address of an OpenAI-compatible server, such as http://127.0.0.1:8000; a key comes from
+        LOCKSTEP_API_KEY or OPENAI_API_KEY.
     adapter
         PEFT folder of a LoRA adapter to put on the model.
     precision
@@ -134,7 +136,8 @@ def _completer(
             raise ConfigError("--adapter goes on a model loaded here; start the server with it")
         from lockstep.evaluate.http_completer import HttpCompleter
 
-        return HttpCompleter(url, model=model)
+        api_key = os.environ.get("LOCKSTEP_API_KEY") or os.environ.get("OPENAI_API_KEY")
+        return HttpCompleter(url, model=model, api_key=api_key)
     if model is None:
         raise ConfigError("nothing to measure; give --model MODEL or --url URL")
     # Torch takes two seconds to import; a mistyped task should not.

@@ -93,6 +93,7 @@ class RLRun:
         self._first_evaluation: Summary | None = None
         self._last_evaluation: Summary | None = None
         self._num_tokens = 0
+        self._has_warned = False
 
     def describe(self) -> list[str]:
         """What the run will do, in lines for the user."""
@@ -126,6 +127,9 @@ class RLRun:
                 folder.append_metrics(row)
                 if self._is_due(step, self.config.loop.save_every):
                     self._save(step + 1)
+                if row["sampling/num_mismatches"] and not self._has_warned:
+                    self._has_warned = True
+                    progress.say(f"warning: step {step + 1}: {_mismatch(row)}")
                 _advance(bar, row)
             bar.finish()
         return self._export()
@@ -271,6 +275,13 @@ class RLRun:
             model_folder=model_folder,
             adapter_folder=adapter_folder,
         )
+
+
+def _mismatch(row: dict[str, Any]) -> str:
+    return (
+        f"{row['sampling/num_mismatches']:.0f} first ratios are not 1 but up to "
+        f"{row['sampling/max_ratio_deviation']:.3g} away; training goes on as on_mismatch says"
+    )
 
 
 def _advance(bar: Task, row: dict[str, Any]) -> None:
