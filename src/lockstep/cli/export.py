@@ -1,4 +1,4 @@
-"""`lockstep export`: write a model as a Hugging Face folder, an adapter merged in if there is one."""
+"""`lockstep export`: write a model as a Hugging Face folder, its adapter merged in."""
 
 from __future__ import annotations
 
@@ -41,16 +41,13 @@ def export(
     max_shard_gb
         Weights are cut into files of at most this many 10^9 bytes.
     """
-    # Imported here, as in the functions below: help needs no torch.
-    from lockstep.models.export import save_checkpoint
-    from lockstep.models.loading import open_checkpoint
-
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not empty; choose another folder")
     if max_shard_gb <= 0:
         raise ConfigError(f"--max-shard-gb must be above 0, got {max_shard_gb:g}")
     # Torch takes two seconds to import, which --help need not pay.
-    from lockstep.models.export import save_hf_folder
+    from lockstep.models.export import save_checkpoint, save_hf_folder
+    from lockstep.models.loading import open_checkpoint
     from lockstep.models.resolve import resolve_model
 
     max_shard_bytes = int(max_shard_gb * 10**9)
