@@ -25,7 +25,7 @@ from lockstep.train.config import (
     ScheduleConfig,
     SFTConfig,
 )
-from lockstep.train.export import load_trained
+from lockstep.train.export import export_trained, load_trained
 from lockstep.train.order import DataOrder
 from lockstep.train.packing import pack
 from lockstep.train.sft import SFTRun
@@ -198,16 +198,20 @@ def test_the_command_reads_a_file_of_settings_which_flags_override(
 
 
 @pytest.mark.parametrize("lora", [None, LoraConfig(r=2)])
-def test_a_checkpoint_exports_to_the_same_files_as_the_run(
+def test_a_checkpoint_exports_to_the_same_weights_as_the_run(
     tmp_path: Path, config: SFTConfig, lora: LoraConfig | None
 ) -> None:
     result = SFTRun(dataclasses.replace(config, lora=lora)).train()
     checkpoint = config.out / "checkpoints" / "checkpoint-12"
-    assert run_command(["export", str(checkpoint), "--out", str(tmp_path / "again")]) == 0
-    for folder in filter(None, (result.model_folder, result.adapter_folder)):
-        for file in folder.iterdir():
-            copy = tmp_path / "again" / folder.name / file.name
-            assert copy.read_bytes() == file.read_bytes(), file
+    again = tmp_path / "again"
+    assert run_command(["export", str(checkpoint), str(again), "--dtype", "float32"]) == 0
+    for file in result.model_folder.iterdir():
+        assert (again / file.name).read_bytes() == file.read_bytes(), file
+    folders = export_trained(load_trained(checkpoint), tmp_path / "both", quiet=True)
+    assert (folders.adapter is None) == (lora is None)
+    for file in (result.adapter_folder or result.model_folder).iterdir():
+        copy = (folders.adapter or folders.model) / file.name
+        assert copy.read_bytes() == file.read_bytes(), file
 
 
 def test_a_checkpoint_does_not_export_onto_another_base(

@@ -68,6 +68,11 @@ def save(
     return folder
 
 
+def is_checkpoint(folder: Path) -> bool:
+    """Whether `folder` looks like one that `save` wrote; `verify` says whether it is whole."""
+    return (folder / "manifest.json").is_file() and (folder / "parameters.safetensors").is_file()
+
+
 def latest(root: Path, *, on_message: Callable[[str], None] = print) -> Path | None:
     """Newest checkpoint under `root` that is whole and undamaged; says which it skips."""
     for folder in _folders(root):

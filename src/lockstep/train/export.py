@@ -79,5 +79,13 @@ def load_trained(folder: Path) -> TrainedModel:
     return TrainedModel(loaded=loaded, lora=lora)
 
 
+def load_merged(folder: Path) -> LoadedModel:
+    """The model of a `checkpoint-<step>` folder as one, its adapters folded in."""
+    trained = load_trained(folder)
+    if trained.lora is not None:
+        merge_lora(trained.loaded.model)
+    return trained.loaded
+
+
 def _lora_config(settings: Mapping[str, Any]) -> LoraConfig:
     return LoraConfig(**{**settings, "targets": tuple(settings["targets"])})
