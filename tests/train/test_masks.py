@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lockstep.core.errors import DataError
+from lockstep.models.resolve import resolve_model
 from lockstep.text.tokenizer import Tokenizer
 from lockstep.train.formats import Conversation, PlainText
 from lockstep.train.masks import RecordTokenizer
@@ -119,3 +120,37 @@ def test_what_cannot_be_located_is_refused(
 def test_a_model_that_names_no_end_is_refused(make_tokenizer: Callable[..., Tokenizer]) -> None:
     with pytest.raises(DataError, match="names no end-of-sequence token"):
         RecordTokenizer(make_tokenizer(), eos_token_ids=[])
+
+
+def test_marked_templates_give_the_mask_transformers_gives(
+    make_tokenizer: Callable[..., Tokenizer],
+) -> None:
+    from tokenizers import Tokenizer as Library
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = make_tokenizer("marked")
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_object=Library.from_str(tokenizer.files.tokenizer_json)
+    ).apply_chat_template(
+        list(TALK.messages),
+        chat_template=tokenizer.files.chat_template,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+    )
+    (document,) = RecordTokenizer(tokenizer, eos_token_ids=[END]).documents(TALK)
+    length = len(document)
+    assert list(document.token_ids) == theirs["input_ids"][:length]
+    assert list(document.loss_weights) == theirs["assistant_masks"][:length]
+    assert not any(theirs["assistant_masks"][length:])
+
+
+@pytest.mark.slow
+def test_smollm2s_own_template() -> None:
+    """It puts a system prompt of its own before conversations that have none."""
+    folder = resolve_model("smollm2").path
+    tokenizer = Tokenizer.from_folder(folder)
+    records = RecordTokenizer(tokenizer, eos_token_ids=[2])
+    for messages in (TALK.messages, TALK.messages[1:]):
+        (document,) = records.documents(Conversation(messages=messages))
+        assert said(tokenizer, document) == "hell o 😀<|im_end|>see you<|im_end|>"
+    assert "SmolLM" in tokenizer.decode(document.token_ids)

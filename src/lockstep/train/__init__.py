@@ -18,6 +18,7 @@ What `rl` builds on (nothing in these modules knows of SFT):
             -> StepMetrics(loss, grad_norm, num_tokens, num_loss_tokens, sums)
             gradient of sum(totals) / normaliser, whatever the split into micro-batches
 
+    from lockstep.train.config import OptimizerConfig, ScheduleConfig      # no torch
     from lockstep.train.trainer import Trainer
         Trainer(model, optimizer=OptimizerConfig(...), schedule=ScheduleConfig(...), num_steps=n)
         trainer.update(micro_batches, loss_fn, normaliser=...) -> StepMetrics   # also sets the rate
