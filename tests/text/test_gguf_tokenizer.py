@@ -103,6 +103,20 @@ def test_special_and_added_tokens(byte_level_metadata: dict[str, Any]) -> None:
     assert built.decode(ids) == "a<|endoftext|>b"
 
 
+def test_fillers_of_the_table_are_not_tokens(byte_level_metadata: dict[str, Any]) -> None:
+    grown = dict(byte_level_metadata)
+    size = len(grown["tokenizer.ggml.tokens"])
+    grown["tokenizer.ggml.tokens"] = [*grown["tokenizer.ggml.tokens"], "[PAD1]", "[PAD2]"]
+    grown["tokenizer.ggml.token_type"] = [
+        *grown["tokenizer.ggml.token_type"],
+        *[TokenType.UNUSED] * 2,
+    ]
+    built = Tokenizer(tokenizer_files(grown))
+    assert built.vocab_size == size
+    assert built.decode([size]) == ""
+    assert built.decode(built.encode("[PAD1]")) == "[PAD1]"
+
+
 def test_bos_and_eos_are_added_as_the_file_says(byte_level_metadata: dict[str, Any]) -> None:
     flags = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
     built = Tokenizer(tokenizer_files({**byte_level_metadata, **flags}))

@@ -150,6 +150,16 @@ def test_a_bad_tokenizer_is_one_sentence(tmp_path: Path, content: str, message: 
         Tokenizer.from_folder(tmp_path)
 
 
+def test_bytes_that_are_not_text_are_one_sentence(byte_level: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(CheckpointError, match="is not UTF-8 text"):
+        Tokenizer.from_folder(tmp_path)
+    byte_level.save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(CheckpointError, match=r"tokenizer_config.json is not valid JSON"):
+        Tokenizer.from_folder(tmp_path)
+
+
 def test_a_missing_tokenizer_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json; convert"):
         Tokenizer.from_folder(tmp_path)

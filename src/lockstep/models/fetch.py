@@ -29,6 +29,7 @@ from lockstep.models.assets import ASSETS, Asset, Wheel
 
 CACHE_VARIABLE = "LOCKSTEP_CACHE"
 _COPY_BYTES = 1 << 20
+_SHARD_BYTES = 10**9  # a shard is in memory while it fills
 
 
 def cache_folder() -> Path:
@@ -147,7 +148,13 @@ def _convert(gguf: Path, folder: Path, asset: Asset, *, quiet: bool) -> None:
     from lockstep.models.gguf_model import GgufModel
 
     with replacing_folder(folder) as temporary:
-        save_checkpoint(GgufModel(gguf), temporary, dtype="float32", quiet=quiet)
+        save_checkpoint(
+            GgufModel(gguf),
+            temporary,
+            dtype="float32",
+            max_shard_bytes=_SHARD_BYTES,
+            quiet=quiet,
+        )
         (temporary / "LICENCE.txt").write_text(
             f"{asset.title}\nlicence: {asset.licence}\nsource: {asset.source}\n"
             f"converted from {asset.file_name}, sha256 {asset.sha256}\n"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,7 @@ class HfFolder:
         if not file.is_file():
             raise CheckpointError(f"{file.parent} lacks {file.name}, which its index names")
         try:
-            opened = ExitStack().enter_context(safe_open(file, framework="pt"))
+            opened = safe_open(file, framework="pt")
             names = set(opened.keys())
             shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in names}
         except (SafetensorError, OSError) as error:

@@ -72,6 +72,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Messages,
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = False,
@@ -87,6 +88,7 @@ class ChatTemplate:
     def render_with_spans(
         self,
         messages: Messages,
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = False,

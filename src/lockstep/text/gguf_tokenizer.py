@@ -94,7 +94,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> TokenizerFiles:
             f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens"
         )
     if model == "gpt2":
-        parts = _byte_level_parts(metadata, tokens)
+        parts = _byte_level_parts(metadata, tokens, types)
     elif model == "llama":
         parts = _sentencepiece_parts(metadata, tokens, types)
     else:
@@ -133,13 +133,20 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> TokenizerFiles:
     )
 
 
-def _byte_level_parts(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Json:
+def _byte_level_parts(
+    metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]
+) -> Json:
     name = metadata.get("tokenizer.ggml.pre", "default")
     if name not in PRE_TOKENIZERS:
         raise CheckpointError(
             f"tokenizer.ggml.pre is {name!r}; supported are {', '.join(sorted(PRE_TOKENIZERS))}"
         )
-    vocabulary = {token: i for i, token in enumerate(tokens)}
+    # Unused entries ("[PAD151936]") only fill the table up to the embedding's size.
+    vocabulary = {
+        token: i
+        for i, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind != TokenType.UNUSED
+    }
     merges = []
     for merge in _list_of(str, metadata, "tokenizer.ggml.merges"):
         left, space, right = merge.partition(" ")

@@ -54,14 +54,12 @@ class TokenizerFiles:
         # Older folders keep the special tokens in a file of their own.
         config = {**_read_json(folder / "special_tokens_map.json"), **config}
         if (file := folder / "chat_template.jinja").is_file():
-            template = file.read_text(encoding="utf-8")
+            template = _read_text(file)
         elif template is None:
             template = _default_template(
                 _read_json(folder / "chat_template.json").get("chat_template")
             )
-        return cls(
-            tokenizer_json=path.read_text(encoding="utf-8"), config=config, chat_template=template
-        )
+        return cls(tokenizer_json=_read_text(path), config=config, chat_template=template)
 
     def write(self, folder: Path) -> None:
         write_text(folder / "tokenizer.json", self.tokenizer_json)
@@ -213,6 +211,13 @@ def _load(tokenizer_json: str) -> tokenizers.Tokenizer:
 def _encodable(text: str) -> str:
     """Lone surrogates, which JSON can carry but UTF-8 cannot, become U+FFFD."""
     return text.encode("utf-8", errors="surrogatepass").decode("utf-8", errors="replace")
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is not UTF-8 text: {error}") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
