@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from lockstep.rl.batch import make_batch, token_advantages
 from lockstep.rl.config import AlgorithmConfig
-from lockstep.rl.loss import ADVANTAGE, BEHAVIOUR
+from lockstep.rl.loss import ADVANTAGE, BEHAVIOUR, NUM_COPIES
 
 
 @pytest.fixture
@@ -36,8 +38,18 @@ def test_aggregations(rollouts, loss, weights, normaliser) -> None:
 
 def test_kl_keeps_rollouts_without_advantage(rollouts) -> None:
     batch = make_batch(rollouts, AlgorithmConfig(kl_beta=0.1), max_tokens=16)
-    assert len(batch.documents) == 4
+    assert batch.num_trained == 4
     assert batch.num_without_advantage == 0
+
+
+def test_equal_rollouts_are_computed_once_with_the_weight_of_all(rollouts) -> None:
+    config = AlgorithmConfig(kl_beta=0.1, loss="grpo")
+    (_, _, both) = make_batch(rollouts, config, max_tokens=16).documents
+    assert list(both.loss_weights) == [0] * 3 + [np.float32(2 / 8)] * 8
+    assert list(both.columns[NUM_COPIES]) == [0] * 3 + [2] * 8
+    bits = np.nextafter(np.float32(-1.5), np.float32(0)).item()
+    other = replace(rollouts[3], behaviour_logprobs=(0.0,) * 3 + (-1.5,) * 7 + (bits,))
+    assert len(make_batch([*rollouts[:3], other], config, max_tokens=16).documents) == 4
 
 
 def test_columns_are_aligned_with_tokens(rollouts) -> None:

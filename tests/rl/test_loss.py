@@ -66,7 +66,7 @@ def rollouts(tiny_model, make_trajectory):
         noisy = exact + 0.3 * torch.randn(drawn, generator=generator)
         behaviour = (0.0,) * 3 + tuple(noisy.tolist())
         found.append(make_trajectory(reward=reward, drawn=drawn, behaviour_logprobs=behaviour))
-    return found
+    return [*found, found[1]]  # drawn twice: computed once
 
 
 @pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo"])
@@ -92,6 +92,7 @@ def test_gradient_is_that_of_plain_grpo(
         reference=use_reference if kl_beta else None,
     )
     batch = make_batch(rollouts, config, max_tokens=16)
+    assert (len(batch.documents), batch.num_trained) == (4, 5)
     optimizer = torch.optim.SGD(tiny_model.parameters(), lr=0.0)
     metrics = train_step(
         tiny_model,
@@ -102,6 +103,7 @@ def test_gradient_is_that_of_plain_grpo(
         max_grad_norm=None,
     )
     assert metrics.loss == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
+    assert metrics.sums["tokens"] == 2 + 5 + 9 + 3 + 5
     assert metrics.sums["clipped_low"] + metrics.sums["clipped_high"] > 0
     assert policy_loss.max_ratio_deviation > 0.1
     for parameter, gradient in zip(tiny_model.parameters(), gradients, strict=True):

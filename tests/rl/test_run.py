@@ -110,6 +110,17 @@ def test_a_folder_holds_one_run(config: RLConfig) -> None:
         RLRun(other).train(resume=True)
 
 
+def test_a_run_can_be_made_longer(config: RLConfig) -> None:
+    """Two steps, then up to four: the weights of four steps at once."""
+    short = replace(config, out=config.out / "short", loop=LoopConfig(steps=2))
+    RLRun(short).train()
+    RLRun(replace(short, loop=LoopConfig(steps=4))).train(resume=True)
+    whole = replace(config, out=config.out / "whole", loop=LoopConfig(steps=4))
+    RLRun(whole).train()
+    first, second = (c.out / "model" / "model.safetensors" for c in (short, whole))
+    assert first.read_bytes() == second.read_bytes()
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

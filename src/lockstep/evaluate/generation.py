@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lockstep.core.completer import Completer
-from lockstep.core.environment import Environment, Split, TaskItem
+from lockstep.core.completer import Completer, Prompt
+from lockstep.core.environment import Environment, Grade, Split, TaskItem
 from lockstep.core.errors import ConfigError
 from lockstep.core.records import Completion, Sample
 from lockstep.core.sampling import SamplingParams
@@ -87,24 +87,35 @@ def evaluate_generation(
             f"{environment.name} takes up to {environment.max_turns} turns; "
             "evaluation poses single-turn tasks"
         )
-    prompts = [
-        item.prompt if isinstance(item.prompt, str) else completer.chat_prompt(item.prompt)
-        for item in items
-    ]
+    prompts = [opening_prompt(completer, environment, item) for item in items]
     params = [config.sampling_of(position) for position in range(len(items))]
     completions = completer.complete(prompts, params, on_finish=on_finish)
     return [
-        _grade(environment, item, completion, sample)
+        _result(environment, item, completion, sample)
         for item, completion in zip(items, completions, strict=True)
         for sample in completion.samples
     ]
 
 
-def _grade(
+def opening_prompt(completer: Completer, environment: Environment, item: TaskItem) -> Prompt:
+    """What the model reads first: text as it is, messages through its chat template."""
+    opening = environment.start(item).reset()
+    return opening if isinstance(opening, str) else completer.chat_prompt(opening)
+
+
+def grade_completion(environment: Environment, item: TaskItem, completion: str) -> Grade:
+    """Play a single-turn episode that answers `completion`."""
+    episode = environment.start(item)
+    episode.reset()
+    grade = episode.step(completion).grade
+    assert grade is not None, "a single-turn episode is over after one step"
+    return grade
+
+
+def _result(
     environment: Environment, item: TaskItem, completion: Completion, sample: Sample
 ) -> ItemResult:
-    grade = environment.start(item).step(sample.text).grade
-    assert grade is not None, "a single-turn episode is over after one step"
+    grade = grade_completion(environment, item, sample.text)
     return ItemResult(
         item_id=item.item_id,
         sample_index=sample.index,

@@ -7,13 +7,15 @@ gradient: with N rollouts, of L_i drawn tokens each,
     dapo     weight 1                normaliser sum L_i every token counts once
     dr_grpo  weight 1 / max_tokens   normaliser N       no bias by length
 
-A rollout with advantage 0 has gradient 0 unless KL is on: it is left out of the forward pass but
-stays in the normaliser. Failed rollouts are in neither.
+Two savings that leave the gradient as it is: a rollout with advantage 0 has gradient 0 unless KL is
+on, so it is left out of the forward pass but stays in the normaliser; and rollouts that drew the
+same tokens at the same advantage, common where answers are short, are computed once with the weight
+of all. Failed rollouts are in neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +23,11 @@ import numpy as np
 from lockstep.core.records import Trajectory
 from lockstep.rl.advantages import Floats, group_advantages, returns_to_go, whiten
 from lockstep.rl.config import AlgorithmConfig
-from lockstep.rl.loss import ADVANTAGE, BEHAVIOUR
+from lockstep.rl.loss import ADVANTAGE, BEHAVIOUR, NUM_COPIES
 from lockstep.train.packing import Document
+
+Rollout = tuple[Trajectory, Floats]
+"""With its advantage at each token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,8 @@ class TrainingBatch:
 
     documents: list[Document]
     normaliser: float
+    num_trained: int
+    """Rollouts that the documents stand for; at least as many as there are documents."""
     num_without_advantage: int
     num_masked: int
     """Failed rollouts, and truncated ones if `mask_truncated`."""
@@ -48,17 +55,22 @@ def make_batch(
         if not (config.mask_truncated and trajectory.status == "truncated")
     ]
     lengths = [sum(trajectory.loss_mask) for trajectory, _ in used]
-    documents, num_without_advantage = [], 0
-    for (trajectory, advantage), length in zip(used, lengths, strict=True):
-        if config.kl_beta == 0 and not advantage.any():
-            num_without_advantage += 1
-            continue
-        divisor = {"grpo": max(length, 1), "dapo": 1, "dr_grpo": max_tokens}[config.loss]
-        documents.append(_document(trajectory, advantage, weight=1.0 / divisor))
+    trained = [
+        (trajectory, advantage)
+        for trajectory, advantage in used
+        if config.kl_beta > 0 or advantage.any()
+    ]
+    documents = []
+    for copies in _equal_rollouts(trained):
+        trajectory, advantage = copies[0]
+        length = max(sum(trajectory.loss_mask), 1)
+        divisor = {"grpo": length, "dapo": 1, "dr_grpo": max_tokens}[config.loss]
+        documents.append(_document(trajectory, advantage, divisor, num_copies=len(copies)))
     return TrainingBatch(
         documents=documents,
         normaliser=float(max(sum(lengths) if config.loss == "dapo" else len(used), 1)),
-        num_without_advantage=num_without_advantage,
+        num_trained=len(trained),
+        num_without_advantage=len(used) - len(trained),
         num_masked=len(trajectories) - len(used),
     )
 
@@ -85,9 +97,25 @@ def _at_last_token(reward: float, length: int) -> list[float]:
     return [0.0] * (length - 1) + [reward]
 
 
-def _document(trajectory: Trajectory, advantage: Floats, *, weight: float) -> Document:
+def _equal_rollouts(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
+    """Rollouts whose every term of the loss is the same, together; in order of first appearance."""
+    found: dict[Hashable, list[Rollout]] = {}
+    for trajectory, advantage in rollouts:
+        key = (trajectory.token_ids, trajectory.behaviour_logprobs, advantage.tobytes())
+        found.setdefault(key, []).append((trajectory, advantage))
+    return list(found.values())
+
+
+def _document(
+    trajectory: Trajectory, advantage: Floats, divisor: float, *, num_copies: int
+) -> Document:
+    mask = np.asarray(trajectory.loss_mask, dtype=np.float32)
     return Document(
         token_ids=trajectory.token_ids,
-        loss_weights=np.asarray(trajectory.loss_mask, dtype=np.float32) * np.float32(weight),
-        columns={ADVANTAGE: advantage, BEHAVIOUR: trajectory.behaviour_logprobs},
+        loss_weights=mask * np.float32(num_copies / divisor),
+        columns={
+            ADVANTAGE: advantage,
+            BEHAVIOUR: trajectory.behaviour_logprobs,
+            NUM_COPIES: mask * num_copies,
+        },
     )

@@ -26,8 +26,8 @@ from lockstep.rl.config import AlgorithmConfig
 from lockstep.train.packing import MicroBatch
 from lockstep.train.step import LossSum, target_statistics
 
-ADVANTAGE, BEHAVIOUR = "advantage", "behaviour_logprob"
-"""Columns of a micro-batch."""
+ADVANTAGE, BEHAVIOUR, NUM_COPIES = "advantage", "behaviour_logprob", "num_copies"
+"""Columns of a micro-batch; a token stands for `num_copies` equal ones."""
 
 Reference = Callable[[], AbstractContextManager[Llama]]
 """Gives the model whose distribution KL is measured from, for the time of a `with` block."""
@@ -69,12 +69,12 @@ class PolicyLoss:
         low, high = 1.0 - config.clip_low, 1.0 + config.clip_high
         surrogate_R = torch.minimum(ratio_R * advantage_R, ratio_R.clamp(low, high) * advantage_R)
         loss_R = -surrogate_R
-        sums: dict[str, Tensor] = {
-            "entropy": statistics.entropy_T.sum(),
-            "ratio": ratio_R.detach().sum(),
-            "logprob_difference": difference_R.detach().abs().sum(),
-            "clipped_low": ((ratio_R < low) & (advantage_R < 0)).sum(),
-            "clipped_high": ((ratio_R > high) & (advantage_R > 0)).sum(),
+        reported = {
+            "entropy": statistics.entropy_T,
+            "ratio": ratio_R.detach(),
+            "logprob_difference": difference_R.detach().abs(),
+            "clipped_low": (ratio_R < low) & (advantage_R < 0),
+            "clipped_high": (ratio_R > high) & (advantage_R > 0),
         }
         if self._reference is not None:
             kl_R = kl_estimate(
@@ -83,8 +83,12 @@ class PolicyLoss:
                 estimator=config.kl_estimator,
             )
             loss_R = loss_R + config.kl_beta * kl_R
-            sums["kl"] = kl_R.detach().sum()
-        return LossSum(total=(loss_R * micro_batch.weights_R).sum(), sums=sums)
+            reported["kl"] = kl_R.detach()
+        copies_R = micro_batch.columns[NUM_COPIES]
+        sums = {name: (values_R * copies_R).sum() for name, values_R in reported.items()}
+        return LossSum(
+            total=(loss_R * micro_batch.weights_R).sum(), sums=sums | {"tokens": copies_R.sum()}
+        )
 
     @torch.no_grad()
     def _reference_logprobs(self, micro_batch: MicroBatch) -> Tensor:

@@ -1,8 +1,8 @@
 """A step in numbers, under TRL's names where TRL has one.
 
-Ours beside them: `num_rollouts/*` (failed, without advantage, masked), `time/*`, and the ratios of
-the step's first update, which are those of an unchanged policy: TRL's `sampling/*` names, here
-exactly 0 (difference) and 1 (ratio).
+Ours beside them: `num_rollouts/*` (failed, without advantage, masked, trained on, and computed
+after equal ones were joined), `time/*`, and the ratios of the step's first update, which are those
+of an unchanged policy: TRL's `sampling/*` names, here exactly 0 (difference) and 1 (ratio).
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 def batch_metrics(batch: TrainingBatch) -> dict[str, float]:
     return {
-        "num_rollouts/trained": float(len(batch.documents)),
+        "num_rollouts/trained": float(batch.num_trained),
+        "num_rollouts/computed": float(len(batch.documents)),
         "num_rollouts/without_advantage": float(batch.num_without_advantage),
         "num_rollouts/masked": float(batch.num_masked),
     }
@@ -57,9 +58,9 @@ def batch_metrics(batch: TrainingBatch) -> dict[str, float]:
 
 def first_ratio_metrics(loss: PolicyLoss, update: StepMetrics) -> dict[str, float]:
     """How far trainer and engine are apart under the same weights."""
-    num = max(update.num_loss_tokens, 1)
     sums = update.sums
-    has_tokens = update.num_loss_tokens > 0
+    num = sums.get("tokens", 1.0)
+    has_tokens = "tokens" in sums
     return {
         "sampling/sampling_logp_difference/mean": sums.get("logprob_difference", 0.0) / num,
         "sampling/sampling_logp_difference/max": loss.max_logprob_difference,
@@ -72,8 +73,8 @@ def first_ratio_metrics(loss: PolicyLoss, update: StepMetrics) -> dict[str, floa
 
 
 def update_metrics(updates: Sequence[StepMetrics]) -> dict[str, float]:
-    """Means over the step's updates; the sums are over the tokens that carried loss."""
-    num = max(sum(update.num_loss_tokens for update in updates), 1)
+    """Means over the step's updates; entropy, KL and clipping over the tokens trained on."""
+    num = sum(update.sums.get("tokens", 0.0) for update in updates) or 1.0
     sums: Mapping[str, float] = {
         name: sum(update.sums.get(name, 0.0) for update in updates)
         for name in ("entropy", "clipped_low", "clipped_high", "kl")

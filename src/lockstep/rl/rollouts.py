@@ -15,6 +15,7 @@ from lockstep.core.environment import Environment, Grade, TaskItem
 from lockstep.core.errors import ConfigError
 from lockstep.core.records import Completion, Sample, Trajectory, TrajectoryStatus
 from lockstep.core.sampling import SamplingParams
+from lockstep.evaluate.generation import grade_completion, opening_prompt
 from lockstep.rl.config import RolloutConfig
 
 
@@ -34,10 +35,7 @@ def roll_out(
             f"{environment.name} takes up to {environment.max_turns} turns; "
             "RL trains on single-turn tasks"
         )
-    prompts = [
-        item.prompt if isinstance(item.prompt, str) else policy.chat_prompt(item.prompt)
-        for item in items
-    ]
+    prompts = [opening_prompt(policy, environment, item) for item in items]
     params = [
         SamplingParams(
             n=config.samples_per_prompt,
@@ -72,10 +70,7 @@ def _trajectory(
     drawn: tuple[Completion, Sample, SamplingParams],
 ) -> Trajectory:
     completion, sample, params = drawn
-    episode = environment.start(item)
-    episode.reset()
-    grade = episode.step(sample.text).grade
-    assert grade is not None, "a single-turn episode is over after one step"
+    grade = grade_completion(environment, item, sample.text)
     num_prompt, num_drawn = len(completion.prompt_token_ids), len(sample.token_ids)
     return Trajectory(
         task=environment.name,
