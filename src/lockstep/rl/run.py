@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +217,7 @@ class RLRun:
             )
         state = self._trainer.resume(
             folder.path / "checkpoints",
-            config=self._identity(),
+            config=self._identity,
             may_differ=self._may_differ(),
             on_message=progress.say,
         )
@@ -236,10 +237,11 @@ class RLRun:
         self._trainer.save(
             self.config.out / "checkpoints",
             state={"num_steps": num_steps, "num_tokens": self._num_tokens},
-            config=self._identity(),
+            config=self._identity,
             keep=self.config.loop.keep,
         )
 
+    @cached_property
     def _identity(self) -> dict[str, Any]:
         """What must be the same for a checkpoint to be one of this run."""
         return {
