@@ -6,20 +6,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from lockstep.core.errors import ConfigError
 from lockstep.core.run_folder import read_metrics
 from lockstep.core.sampling import SamplingParams
-from lockstep.engine import Engine
+from lockstep.engine import Engine, EngineCompleter
 from lockstep.evaluate.compare import compare_folders
 from lockstep.evaluate.prompts import PromptConfig
 from lockstep.evaluate.single_turn import TaskConfig
+from lockstep.evaluate.tasks import load_environment
 from lockstep.models import load_model
 from lockstep.models.lora import LoraConfig
+from lockstep.rl.batch import make_batch
 from lockstep.rl.config import AlgorithmConfig, LoopConfig, RLConfig, RolloutConfig
+from lockstep.rl.loss import MismatchError, PolicyLoss
+from lockstep.rl.rollouts import roll_out
 from lockstep.rl.run import RLRun
 from lockstep.rl.trajectory_files import read_trajectories
 from lockstep.train.optimizer import OptimizerConfig
+from lockstep.train.packing import pack
 
 
 @pytest.fixture
@@ -72,6 +78,27 @@ def test_first_ratio_is_1_with_adapters_temperature_and_several_updates(config: 
     assert all(row["sampling/importance_sampling_ratio/max"] == 1.0 for row in rows)
     assert rows[0]["kl"] > 0  # the second and third update have left the reference behind
     assert result.adapter_folder is not None
+
+
+def test_one_flipped_bit_of_a_weight_between_drawing_and_training_is_seen(config) -> None:
+    loaded = load_model(config.model, precision="fp32", quiet=True)
+    policy = EngineCompleter(Engine(loaded.model, loaded.tokenizer), model_name="toy")
+    environment = load_environment(config.task, config.posing)
+    items = [environment.item(i, split="train") for i in range(16)]
+    drawn = roll_out(policy, environment, items, config.rollout, seed=0, step=0)
+    batch = make_batch(drawn, config.algorithm, max_tokens=config.rollout.max_tokens)
+    (micro_batch,) = pack(batch.documents, max_tokens=1000)
+
+    def train() -> None:
+        PolicyLoss(AlgorithmConfig(), inverse_temperature=1.0, is_on_policy=True)(
+            loaded.model, micro_batch
+        )
+
+    train()
+    with torch.no_grad():
+        loaded.model.model.norm.weight.view(torch.int32)[5] ^= 1
+    with pytest.raises(MismatchError, match="trainer and engine disagree"):
+        train()
 
 
 @pytest.mark.parametrize("format", ["jsonl", "parquet"])
