@@ -77,6 +77,9 @@ def _load() -> ctypes.CDLL | str:
     library.ls_force_isa.restype = _int
     library.ls_isa.restype = ctypes.c_char_p
     library.ls_threads.restype = _int
+    # torch's OpenMP workers spin on the cores our pool needs (prefill 908 against 1,278 tokens/s);
+    # what is left to torch is small.
+    torch.set_num_threads(1)
     return library
 
 
@@ -109,12 +112,13 @@ def force_isa(name: str) -> None:
 
 
 def set_num_threads(count: int) -> None:
-    """Threads for native kernels and torch; results do not depend on it."""
+    """Threads of the kernels (torch itself keeps one beside ours); results do not depend on it."""
     if count < 1:
         raise ConfigError(f"threads must be at least 1, got {count}")
-    torch.set_num_threads(count)
     if missing_reason() is None:
         native().ls_set_threads(count)
+    else:
+        torch.set_num_threads(count)
 
 
 def num_threads() -> int:

@@ -20,7 +20,7 @@
 namespace ls {
 namespace {
 
-constexpr int kSpins = 4000;  // about 100 us on Zen 4
+constexpr int kSpins = 20000;  // some 0.5 ms on Zen 4: longer than Python takes between two kernels
 constexpr int64_t kMaxPieces = (1 << 20) - 1;
 
 // generation (24 bits) | pieces (20) | next piece (20)
