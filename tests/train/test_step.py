@@ -187,3 +187,38 @@ def test_the_held_out_loss_is_a_mean_over_tokens(
     expected = negative_log_likelihood(model, whole).total.item() / total_weight([whole])
     split = pack(documents, max_tokens=20)
     assert evaluate_loss(model, split, negative_log_likelihood) == pytest.approx(expected, rel=1e-5)
+
+
+def _alike_documents() -> list[Document]:
+    prompt = list(range(3, 40))
+    tails = [[41, 7, 2], [41, 9], [5], [41, 7, 60, 61, 62, 2]]
+    return [
+        Document(token_ids=[*prompt, *tail], loss_weights=[0.0] * len(prompt) + [1.0] * len(tail))
+        for tail in tails
+    ]
+
+
+@pytest.mark.parametrize("compute_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 11])
+def test_a_document_with_a_shared_prefix_has_to_the_bit_the_logprobs_it_has_alone(
+    make_model: Callable[..., Llama], compute_dtype: torch.dtype, window: int | None
+) -> None:
+    model, documents = (
+        make_model(compute_dtype=compute_dtype, sliding_window=window),
+        _alike_documents(),
+    )
+    (packed,) = pack(documents, max_tokens=1000)
+    assert packed.shared_E is not None
+    alone = [
+        target_statistics(model, pack([document], max_tokens=1000)[0]).logprobs_T
+        for document in documents
+    ]
+    assert torch.equal(target_statistics(model, packed).logprobs_T, torch.cat(alone))
+
+
+def test_a_shared_prefix_has_the_gradient_of_its_copies(make_model: Callable[..., Llama]) -> None:
+    model, documents = make_model(), _alike_documents()
+    shared = gradients(model, pack(documents, max_tokens=1000))
+    apart = gradients(model, [pack([document], max_tokens=1000)[0] for document in documents])
+    for name, gradient in apart.items():
+        torch.testing.assert_close(shared[name], gradient, rtol=1e-4, atol=1e-6, msg=name)

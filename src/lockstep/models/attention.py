@@ -1,10 +1,11 @@
 """How a model's layers reach keys and values: an explicit context given to each forward call, never
 a global.
 
-`PackedAttention` is for training and scoring: whole sequences laid end to end. `PagedAttention` is
-for serving: chunks of sequences whose earlier tokens lie in the pages of a `KVCache`. Both run one
-kernel, so they agree bit for bit. Legend: T tokens, N query heads, K key/value heads, H head dim, S
-sequences, B blocks a sequence.
+`PackedAttention` is for training and scoring: whole sequences laid end to end.
+`SharedPrefixAttention` is the same where sequences begin alike and their common tokens are computed
+once. `PagedAttention` is for serving: chunks of sequences whose earlier tokens lie in the pages of
+a `KVCache`. All run one kernel, so they agree bit for bit. Legend: T tokens, N query heads, K
+key/value heads, H head dim, S sequences, B blocks a sequence, E places in the sequences.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from lockstep.core.model_config import ModelConfig
 from lockstep.kernels.attention import BLOCK, attention_packed, attention_paged, padded_head_dim
+from lockstep.kernels.embedding import embedding
 
 
 class AttentionContext(Protocol):
@@ -70,6 +72,43 @@ class PackedAttention:
         return attention_packed(
             q_TNH, k_TKH, v_TKH, self.cu_seqlens_S1, scale=scale, window=window or 0
         )
+
+
+class SharedPrefixAttention:
+    """Sequences that begin alike, their common tokens present once among the T packed tokens.
+
+    Place e of the sequences laid end to end is packed token `tokens_E[e]`. Queries, keys and values
+    are copied out to the places, attended as ever, and each token's output is read at its first
+    place: the bits are those of `PackedAttention` over whole sequences, while everything else in
+    the model runs on T rows instead of E. Gradients of shared tokens are added up in fp32.
+    """
+
+    def __init__(self, tokens_E: Tensor, cu_seqlens_S1: Tensor) -> None:
+        self._whole = PackedAttention(cu_seqlens_S1)
+        self._tokens_E = tokens_E
+        order = torch.arange(len(tokens_E) - 1, -1, -1)
+        self._places_T = torch.empty(int(tokens_E.max()) + 1, dtype=torch.int64)
+        self._places_T[tokens_E[order]] = order  # the last write, hence the first place, stays
+        self.max_length = self._whole.max_length
+
+    def attend(
+        self,
+        layer: int,
+        q_TNH: Tensor,
+        k_TKH: Tensor,
+        v_TKH: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        q, k, v = (_rows(x, self._tokens_E) for x in (q_TNH, k_TKH, v_TKH))
+        o_ENH = self._whole.attend(layer, q, k, v, scale=scale, window=window)
+        return _rows(o_ENH, self._places_T)
+
+
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    """x[index] by the embedding kernel, whose gradient adds rows in order and in fp32."""
+    return embedding(x.flatten(1), index, dtype=x.dtype).view(-1, *x.shape[1:])
 
 
 class KVCache:

@@ -6,7 +6,7 @@ What `rl` builds on (nothing in these modules knows of SFT):
         Document(token_ids=..., loss_weights=..., columns={"advantages": ..., ...})
             arrays of one length; entry i belongs to token i, as in `core.records.Trajectory`
         pack(documents, max_tokens=8192) -> list[MicroBatch]
-        MicroBatch: tokens_T, positions_T, cu_seqlens_S1; and for the R tokens that carry loss:
+        MicroBatch: tokens_T, positions_T, attention(); and for the R tokens that carry loss:
             rows_R (the row of `hidden_TD` that predicts each), targets_R, weights_R, columns[name]
         total_weight(micro_batches) -> float          # the token-mean's normaliser
 

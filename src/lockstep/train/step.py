@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lockstep.core.errors import LockstepError
 from lockstep.kernels.cross_entropy import TokenStatistics
-from lockstep.models.attention import PackedAttention
+from lockstep.kernels.embedding import embedding
 from lockstep.models.llama import Llama
 from lockstep.train.optimizer import clip_gradients, trainable_parameters
 from lockstep.train.packing import MicroBatch
@@ -62,9 +62,8 @@ def target_statistics(
     R values each, fp32; only the logprobs are differentiable. Only the R rows that carry loss
     meet the vocabulary projection; a row's bits do not depend on the others.
     """
-    attention = PackedAttention(micro_batch.cu_seqlens_S1)
-    hidden_TD = model(micro_batch.tokens_T, micro_batch.positions_T, attention)
-    hidden_RD = hidden_TD.index_select(0, micro_batch.rows_R)
+    hidden_TD = model(micro_batch.tokens_T, micro_batch.positions_T, micro_batch.attention())
+    hidden_RD = embedding(hidden_TD, micro_batch.rows_R, dtype=hidden_TD.dtype)  # gathers rows
     return model.token_statistics(hidden_RD, micro_batch.targets_R, inverse_temperature)
 
 
