@@ -41,8 +41,9 @@ format:  ## Let ruff format and mend what it can
 docs:  ## Rewrite the tour of the code in docs/architecture.md
 	$(BIN)/python scripts/write_tour.py
 
-bench: .venv/.bench native  ## Measure Lockstep beside llama.cpp and transformers; see benchmarks/
-	$(BIN)/python benchmarks/side_by_side.py
+bench: setup .benchmarks/venv/.ready  ## Measure beside llama.cpp and transformers, on idle cores
+	$(BIN)/python benchmarks/side_by_side.py --markdown
+	$(BIN)/python benchmarks/kernels.py
 
 # A second or two after a change: rebuilds what changed and puts the library next to its sources.
 native: .venv/.dev  ## Rebuild the native CPU kernels in place
@@ -73,6 +74,8 @@ clean:  ## Remove build outputs and caches, not .venv and not runs/
 	$(PIP) install -C wheel.cmake=false -e '.[dev]'
 	@touch .venv/.run $@
 
-.venv/.bench: .venv/.dev
-	$(PIP) install -C wheel.cmake=false -e '.[dev,bench]'
+# The peers, apart from our own environment; llama.cpp is compiled, which takes some ten minutes.
+.benchmarks/venv/.ready: benchmarks/requirements.txt
+	test -x .benchmarks/venv/bin/pip || $(PYTHON) -m venv .benchmarks/venv
+	PIP_DISABLE_PIP_VERSION_CHECK=1 .benchmarks/venv/bin/pip install -r benchmarks/requirements.txt
 	@touch $@

@@ -1,0 +1,93 @@
+"""The parent's side of a worker: start it, ask it, keep it stopped while others are measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+class WorkerError(RuntimeError):
+    """A worker ended instead of answering."""
+
+
+class Worker:
+    """One system at one precision in a process of its own.
+
+    Between requests the process is stopped by SIGSTOP: a spinning thread pool of an idle system
+    cannot slow the one being measured.
+    """
+
+    def __init__(
+        self, script: str, *, python: Path, model: Path, precision: str, threads: int, log: Path
+    ) -> None:
+        self.name = f"{script} {precision}"
+        self._log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        environment = os.environ | {
+            "OMP_NUM_THREADS": str(threads),
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        command = [str(python), str(HERE / f"{script}.py"), "--model", str(model)]
+        command += ["--precision", precision, "--threads", str(threads)]
+        with log.open("w") as stderr:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env=environment,
+            )
+        self._answer()
+        self._process.send_signal(signal.SIGSTOP)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def ask(self, op: str, **request: Any) -> dict[str, Any]:
+        """Wake the process, have it do one thing, and stop it again."""
+        assert self._process.stdin is not None
+        self._process.send_signal(signal.SIGCONT)
+        self._process.stdin.write(json.dumps({"op": op, **request}) + "\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        self._process.send_signal(signal.SIGSTOP)
+        return answer
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            last = self._log.read_text().strip().splitlines()[-1:] or ["it said nothing"]
+            raise WorkerError(f"{self.name} ended with {code}: {last[0]} (see {self._log})")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
