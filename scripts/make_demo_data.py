@@ -1,33 +1,41 @@
-"""Writes the demo's SFT set: arithmetic questions of reasoning-gym's `chain_sum` with their bare answers.
+"""Write the demo's SFT set: questions of its RL task with their bare answers.
 
-Run once; the result is bundled as src/lockstep/demo/arithmetic_sft.jsonl. The questions come from
-their own block of generator seeds, so neither RL nor the held-out measurement draws from it.
+    python scripts/make_demo_data.py
+
+The result is bundled as src/lockstep/demo/sft.jsonl. The questions come from a block of generator
+seeds that RL does not draw from, and none reads like a question the demo is measured on.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 from lockstep.core.files import write_text
-from lockstep.evaluate.reasoning_gym_source import MAX_SEED, ReasoningGymSource
+from lockstep.demo.config import DemoConfig
+from lockstep.evaluate.reasoning_gym_source import MAX_SEED
+from lockstep.evaluate.tasks import load_environment
 
-TASK = "chain_sum:min_terms=2,max_terms=3,min_digits=1,max_digits=2"
 
-
-def main(path: Path, count: int) -> None:
-    source = ReasoningGymSource(TASK)
-    lines = []
-    for index in range(count):
-        item = source.item(index, split="train", seed=MAX_SEED)
-        messages = [
-            {"role": "user", "content": item.prompt},
-            {"role": "assistant", "content": item.answer},
-        ]
+def sft_lines(config: DemoConfig) -> list[str]:
+    """`sft_examples` conversations, none of them posed in a measurement."""
+    environment = load_environment(config.task, config.posing)
+    taken = {
+        str(environment.item(index, split="held_out").prompt) for index in range(config.num_items)
+    }
+    lines: list[str] = []
+    index = 0
+    while len(lines) < config.sft_examples:
+        item = environment.item(index, split="train", seed=MAX_SEED)
+        index += 1
+        if str(item.prompt) in taken:
+            continue
+        taken.add(str(item.prompt))
+        messages = [*item.prompt, {"role": "assistant", "content": item.answer}]
         lines.append(json.dumps({"messages": messages}) + "\n")
-    write_text(path, "".join(lines))
+    return lines
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    config = DemoConfig()
+    write_text(config.sft_data, "".join(sft_lines(config)))
+    print(f"{config.sft_data}: {config.sft_examples} conversations")

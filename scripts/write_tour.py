@@ -19,7 +19,7 @@ PACKAGE = ROOT / "src" / "lockstep"
 START, END = "<!-- tour: written by scripts/write_tour.py -->", "<!-- end of tour -->"
 SENTENCE_END = re.compile(r"(?<!et al)\. ")
 LAYERS = ("core", "text", "schedule", "kernels", "parallel", "models", "engine", "train")
-LAYERS += ("compress", "evaluate", "plan", "profile", "rl", "serve", "cli")
+LAYERS += ("compress", "evaluate", "plan", "profile", "rl", "serve", "demo", "cli")
 
 
 def main() -> int:

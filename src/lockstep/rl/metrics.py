@@ -69,6 +69,7 @@ def first_ratio_metrics(loss: PolicyLoss, update: StepMetrics) -> dict[str, floa
         "sampling/importance_sampling_ratio/max": loss.max_ratio if has_tokens else 1.0,
         "sampling/max_ratio_deviation": loss.max_ratio_deviation,
         "sampling/num_mismatches": float(loss.num_mismatches),
+        "sampling/num_tokens": sums.get("tokens", 0.0),
     }
 
 
