@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from lockstep.core.progress import format_seconds
 from lockstep.core.run_folder import RunFolder
 
 
@@ -41,6 +40,3 @@ class Phases:
     def total_s(self) -> float:
         """Since the demo began."""
         return time.perf_counter() - self._started_s
-
-    def close(self, words: str) -> None:
-        self._console.print(f"\n{words} in {format_seconds(self.total_s)}")

@@ -58,11 +58,18 @@ def make_room(out: Path) -> bool:
     """Remove an earlier demo from `out`, and nothing else; says whether there was one."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
-    config = out / "config.json"
-    if not config.is_file() or json.loads(config.read_text()).get("kind") != KIND:
+    if not _is_demo(out / "config.json"):
         raise ConfigError(f"{out} exists and holds no demo; choose another folder with --out")
     shutil.rmtree(out)
     return True
+
+
+def _is_demo(config: Path) -> bool:
+    try:
+        settings = json.loads(config.read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(settings, dict) and settings.get("kind") == KIND
 
 
 class _Road:

@@ -39,7 +39,7 @@ class ServerProcess:
     def __init__(self, arguments: Sequence[str], *, log: Path) -> None:
         self.command = [sys.executable, "-m", "lockstep.cli", "serve", *arguments]
         self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self._old_handler: object = None
         self.url = ""
 
@@ -50,32 +50,32 @@ class ServerProcess:
         environment = {k: v for k, v in os.environ.items() if k != "LOCKSTEP_API_KEY"}
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
             )
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process is not None
-        if self._process.poll() is None:
-            self._process.terminate()
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.terminate()
             try:
-                self._process.wait(KILL_AFTER_S)
+                self.process.wait(KILL_AFTER_S)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+                self.process.kill()
+                self.process.wait()
         if self._old_handler is not None:
             signal.signal(signal.SIGTERM, self._old_handler)  # type: ignore[arg-type]
 
     def wait_until_healthy(self, progress: Progress, *, timeout_s: float = START_TIMEOUT_S) -> str:
         """The server's URL once `/health` answers 200; ServerError if it ends or takes too long."""
-        assert self._process is not None
+        assert self.process is not None
         deadline_s = time.monotonic() + timeout_s
         bar = progress.add("server starts", total=None, unit="checks")
         while not self._is_healthy():
-            if self._process.poll() is not None:
+            if self.process.poll() is not None:
                 raise ServerError(
-                    f"the server ended with exit code {self._process.returncode} before it was "
+                    f"the server ended with exit code {self.process.returncode} before it was "
                     f"ready; its last words: {self._last_line()}"
                 )
             if time.monotonic() > deadline_s:
@@ -89,10 +89,10 @@ class ServerProcess:
 
     def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Ask it to end with SIGTERM and return its exit code; nothing listens there any more."""
-        assert self._process is not None
-        self._process.terminate()
+        assert self.process is not None
+        self.process.terminate()
         try:
-            code = self._process.wait(timeout_s)
+            code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise ServerError(f"the server did not stop within {timeout_s:g} s") from None
         if self._is_healthy():
