@@ -43,7 +43,7 @@ docs:  ## Rewrite the tour of the code in docs/architecture.md
 
 bench: setup .benchmarks/venv/.ready  ## Measure beside llama.cpp and transformers, on idle cores
 	$(BIN)/python benchmarks/side_by_side.py --markdown
-	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python benchmarks/linear_beside_torch.py
 
 # A second or two after a change: rebuilds what changed and puts the library next to its sources.
 native: .venv/.dev  ## Rebuild the native CPU kernels in place

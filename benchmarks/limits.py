@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from workload import (
-    GENERATED_TOKENS,
     LORA_RANK,
     PREFILL_TOKENS,
     PROMPT_TOKENS,
@@ -93,7 +92,7 @@ def limit_tokens_per_s(
     flops_per_s = machine["flops_per_s"][case.precision]
     weights = shape.body_weights + shape.head_weights
     if case.kind == "decode":
-        context = PROMPT_TOKENS + GENERATED_TOKENS / 2
+        context = PROMPT_TOKENS + case.generated_tokens / 2
         flops = 2 * weights + shape.attention_flops(context)
         cache_bytes = 2 * shape.layers * shape.kv_size * ELEMENT_BYTES[case.precision] * context
         step_bytes = shape.weight_bytes(case.precision) + case.batch * cache_bytes

@@ -24,8 +24,8 @@ from rich.console import Console
 from tables import OURS, RAW, load_result, markdown, terminal_table, write_between_markers
 from worker_process import Worker
 from workload import (
-    GENERATED_TOKENS,
     SEED,
+    WARM_UP_TOKENS,
     Case,
     decode_prompts,
     inference_cases,
@@ -108,7 +108,7 @@ class Bench:
         """How far the peers' greedy streams are ours, at the largest batch of each precision."""
         entries = []
         for (system, case), streams in self.streams.items():
-            if system == OURS or case.precision == "q4_1":
+            if system in (OURS, RAW) or case.precision == "q4_1":
                 continue
             if case.batch == max(self._options.batches):
                 ours = self.streams[OURS, case]
@@ -118,7 +118,7 @@ class Bench:
                         "system": system,
                         "precision": case.precision,
                         "streams": len(prefixes),
-                        "identical": prefixes.count(GENERATED_TOKENS),
+                        "identical": prefixes.count(case.generated_tokens),
                         "mean_common_tokens": sum(prefixes) / len(prefixes),
                     }
                 )
@@ -143,7 +143,7 @@ class Bench:
             answer = worker.ask(
                 "decode_raw" if system == RAW else "decode",
                 prompts=decode_prompts(self._text, case.batch),
-                num_generated=GENERATED_TOKENS,
+                num_generated=case.generated_tokens if number else WARM_UP_TOKENS,
             )
             self.streams[system, case] = answer["token_ids"]
         else:

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from rich.table import Table
-from workload import GENERATED_TOKENS, PROMPT_TOKENS
+from workload import GENERATED_TOKENS, MANY_STREAMS, MANY_STREAMS_TOKENS, PROMPT_TOKENS
 
 START, END = "<!-- bench:start -->", "<!-- bench:end -->"
 OURS = "Lockstep"
@@ -129,8 +129,8 @@ def footnotes(result: dict[str, Any]) -> list[str]:
     lines = [
         f"Peers: {', '.join(peers)}. All have the same weights, but for q4_1, which is the file "
         "as shipped.",
-        f"Decoding is greedy, {PROMPT_TOKENS} tokens of prompt and {GENERATED_TOKENS} generated a "
-        "stream, timed from the first token on.",
+        f"Decoding is greedy, {PROMPT_TOKENS} tokens of prompt and {GENERATED_TOKENS} generated a stream "
+        f"({MANY_STREAMS_TOKENS} at {MANY_STREAMS} streams), timed from the first token on.",
         f"The limit is what must be read or computed at the rates torch reaches here: reading the "
         f"weights' size, {reading}; products of 512 rows, {flops}.",
     ]
@@ -141,7 +141,7 @@ def footnotes(result: dict[str, Any]) -> list[str]:
     ]
     if agreement:
         lines.append(
-            "Greedy streams that are ours to the last token in fp32, at the largest batch: "
+            "Streams that agree with ours to the last token in fp32, at the largest batch: "
             f"{', '.join(agreement)}."
         )
     return lines

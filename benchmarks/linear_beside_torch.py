@@ -2,7 +2,7 @@
 
 Hot: one weight again and again. Cold: weights taken in turn from more than 64 MB of them, as a
 decode step meets them. Both systems get the weight in the layout they want, packed beforehand.
-Rounds are interleaved. Writes benchmarks/results/kernels.json; `--rows`, `--rounds` shorten it.
+Rounds are interleaved. Writes benchmarks/results/linear_beside_torch.json; `--rows`, `--rounds` shorten it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lockstep.core.run_folder import as_json, git_revision
 from lockstep.kernels.linear import PackCache, linear
 
 ROOT = Path(__file__).parent.parent
-RESULT = ROOT / "benchmarks/results/kernels.json"
+RESULT = ROOT / "benchmarks/results/linear_beside_torch.json"
 SHAPES_KN = ((576, 192), (576, 576), (576, 1536), (1536, 576), (576, 49152))
 ROWS = (1, 2, 4, 8, 32, 128, 512)
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
