@@ -2,7 +2,8 @@
 
 Hot: one weight again and again. Cold: weights taken in turn from more than 64 MB of them, as a
 decode step meets them. Both systems get the weight in the layout they want, packed beforehand.
-Rounds are interleaved. Writes benchmarks/results/linear_beside_torch.json; `--rows`, `--rounds` shorten it.
+Rounds are interleaved; `--rows` and `--rounds` shorten a run. Writes
+benchmarks/results/linear_beside_torch.json.
 """
 
 from __future__ import annotations

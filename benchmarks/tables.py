@@ -129,8 +129,8 @@ def footnotes(result: dict[str, Any]) -> list[str]:
     lines = [
         f"Peers: {', '.join(peers)}. All have the same weights, but for q4_1, which is the file "
         "as shipped.",
-        f"Decoding is greedy, {PROMPT_TOKENS} tokens of prompt and {GENERATED_TOKENS} generated a stream "
-        f"({MANY_STREAMS_TOKENS} at {MANY_STREAMS} streams), timed from the first token on.",
+        f"Decoding is greedy, {PROMPT_TOKENS} tokens of prompt and {GENERATED_TOKENS} generated a "
+        f"stream ({MANY_STREAMS_TOKENS} at {MANY_STREAMS} streams), timed from the first token on.",
         f"The limit is what must be read or computed at the rates torch reaches here: reading the "
         f"weights' size, {reading}; products of 512 rows, {flops}.",
     ]
