@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 GREY, BLUE, GREEN = "#8a94a3", "#3567b5", "#12805c"
 COLOURS = {"base": GREY, "sft": BLUE, "rl": GREEN}
 NAMES = {"base": "base", "sft": "after SFT", "rl": "after RL"}
-STYLE = {
+STYLE: Any = {  # matplotlib types its keys as literals
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.size": 9.0,

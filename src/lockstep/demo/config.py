@@ -33,7 +33,11 @@ class DemoConfig:
     """What RL trains on, and whose held-out items are measured."""
     held_out_task: str = ""
     """Task of the measurements; empty means the held-out split of `task`."""
-    posing: TaskConfig = field(default_factory=lambda: TaskConfig(extract="number"))
+    posing: TaskConfig = field(
+        default_factory=lambda: TaskConfig(
+            prompt=PromptConfig(system_prompt="Answer with a number."), extract="number"
+        )
+    )
     num_items: int = 400
     """Held-out items in each measurement."""
     measured_tokens: int = 16
@@ -48,16 +52,16 @@ class DemoConfig:
     """Lines of the bundled `sft_data`, which scripts/make_demo_data.py writes."""
     sft_epochs: int = 2
     sft_batch_size: int = 16
-    sft_learning_rate: float = 1e-3
+    sft_learning_rate: float = 5e-4
     sft_lora: LoraConfig = field(default_factory=LoraConfig)
 
-    rl_steps: int = 16
-    rl_prompts: int = 32
+    rl_steps: int = 24
+    rl_prompts: int = 64
     rl_samples: int = 8
     rl_max_tokens: int = 8
-    rl_learning_rate: float = 5e-4
+    rl_learning_rate: float = 2e-4
     rl_lora: LoraConfig = field(default_factory=LoraConfig)
-    rl_eval_every: int = 4
+    rl_eval_every: int = 8
     rl_eval_items: int = 200
     """Held-out items of the curve that is drawn while RL goes on."""
 

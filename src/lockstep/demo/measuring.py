@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from lockstep.core.progress import Progress
+from lockstep.core.progress import Progress, Task
 from lockstep.demo.config import DemoConfig
 from lockstep.engine import Engine, EngineCompleter
-from lockstep.evaluate.measurement import ChoiceMeasurement, GenerationMeasurement, measure
+from lockstep.evaluate.measurement import (
+    ChoiceMeasurement,
+    GenerationMeasurement,
+    Measurement,
+    measure,
+)
 from lockstep.evaluate.results import Summary
 from lockstep.evaluate.tasks import load_environment
 from lockstep.models import LoadedModel, load_model
@@ -35,7 +41,7 @@ def load_trained(model: str | Path, adapter: Path, config: DemoConfig) -> Loaded
 def measure_model(loaded: LoadedModel, config: DemoConfig, folder: Path) -> Measured:
     """Both measurements, left in `folder`/task and `folder`/choices."""
     environment = load_environment(config.held_out_task or config.task, config.posing)
-    measurements = {
+    measurements: dict[str, Measurement] = {
         TASK: GenerationMeasurement(environment, config.measured()),
         CHOICES: ChoiceMeasurement(config.choices, None, config.choices_prompt),
     }
@@ -49,7 +55,11 @@ def measure_model(loaded: LoadedModel, config: DemoConfig, folder: Path) -> Meas
                 unit="items",
             )
             summaries[name] = measure(
-                measurement, completer, folder / name, on_finish=lambda _, bar=bar: bar.advance()
+                measurement, completer, folder / name, on_finish=partial(_advance, bar)
             )
             bar.finish()
     return Measured(task=summaries[TASK], choices=summaries[CHOICES])
+
+
+def _advance(bar: Task, _number: int) -> None:
+    bar.advance()
