@@ -54,12 +54,15 @@ class Op:
 
 _ops: dict[str, Op] = {}
 _forced: str | None = None
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def define(schema: str, *, reference: Function, native: Function, fake: Function) -> Any:
-    """Define `lockstep::<schema>`, bind its CPU kernel and fake kernel; return the callable
-    overload.
+    """Define `lockstep::<schema>`, bind its CPU kernel and fake kernel; return what callers call.
+
+    That is the torch op, but for plain CPU tensors with nobody watching (no gradient, no tracing,
+    no profiler) the kernel itself: the dispatcher would cost a tenth of a decode step.
     """
     name = schema.split("(", 1)[0]
     op = Op(name=name, reference=reference, native=native)
@@ -67,7 +70,22 @@ def define(schema: str, *, reference: Function, native: Function, fake: Function
     library.define(schema)
     library.impl(name, op.__call__, "CPU")
     torch.library.register_fake(f"lockstep::{name}", fake, lib=library)
-    return getattr(torch.ops.lockstep, name).default
+    overload = getattr(torch.ops.lockstep, name).default
+
+    def call(*args: Any) -> Any:
+        return op(*args) if _is_plain(args[0]) else overload(*args)
+
+    return call
+
+
+def _is_plain(first: Any) -> bool:
+    return (
+        not torch.is_grad_enabled()
+        and type(first) in _PLAIN_TYPES
+        and first.is_cpu
+        and not torch.compiler.is_compiling()
+        and not torch.autograd._profiler_enabled()
+    )
 
 
 def autograd(name: str, *, backward: Function, setup_context: Function) -> None:

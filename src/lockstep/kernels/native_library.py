@@ -23,6 +23,7 @@ _int, _float, _ptr, _long = ctypes.c_int, ctypes.c_float, ctypes.c_void_p, ctype
 # name -> argument types; the C declarations are in native/lockstep_native.h
 _PROTOTYPES: dict[str, list[object]] = {
     "ls_set_threads": [_int],
+    "ls_advise_huge_pages": [_ptr, _long],
     "ls_force_isa": [ctypes.c_char_p],
     "ls_pack": [_ptr, _int, _ptr, _int, _long, _long, _long, _long],
     "ls_gemm": [_ptr, _int, _ptr, _int, _ptr, _ptr, _long, _long, _long, _long, _long, _int, _int],

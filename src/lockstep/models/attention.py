@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lockstep.core.model_config import ModelConfig
+from lockstep.kernels import huge_pages
 from lockstep.kernels.attention import BLOCK, attention_packed, attention_paged, padded_head_dim
 from lockstep.kernels.embedding import embedding
 
@@ -123,12 +124,13 @@ class KVCache:
         heads, dim = config.num_kv_heads, config.head_dim
         self.num_blocks = num_blocks
         self.block_size = block_size
+        # Not initialised: no kernel reads a place that was not written (tests fill them with NaN).
         self.k_pages = [
-            torch.zeros(num_blocks, heads, dim, BLOCK, dtype=dtype)
+            huge_pages.empty((num_blocks, heads, dim, BLOCK), dtype)
             for _ in range(config.num_layers)
         ]
         self.v_pages = [
-            torch.zeros(num_blocks, heads, BLOCK, padded_head_dim(dim), dtype=dtype)
+            huge_pages.empty((num_blocks, heads, BLOCK, padded_head_dim(dim)), dtype)
             for _ in range(config.num_layers)
         ]
 

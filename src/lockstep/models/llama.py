@@ -169,6 +169,12 @@ class Llama(nn.Module):
             inverse_temperature=inverse_temperature,
         )
 
+    def pack_weights(self) -> None:
+        """Pack every projection now, so that the first request does not wait for it."""
+        linears = [module for module in self.modules() if isinstance(module, Linear)]
+        for module in (*linears, self._head):
+            module.packs.get(module.weight, self.compute_dtype)
+
     @property
     def _head(self) -> Linear | Embedding:
         return self.model.embed_tokens if self.lm_head is None else self.lm_head

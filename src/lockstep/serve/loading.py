@@ -24,6 +24,7 @@ def load_served_model(source: str, options: EngineOptions) -> ServedModel:
     if options.adapter is not None:
         add_adapter(loaded, Path(options.adapter))
     config = _engine_config(options, loaded)
+    loaded.model.pack_weights()
     engine = AsyncEngine(loaded.model, loaded.tokenizer, config)
     use_model_defaults = options.generation_config == "model"
     return ServedModel(

@@ -7,23 +7,36 @@ Bytes moved at one row: the packed weight, once. The packed layout is [panel][k]
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
+from lockstep.kernels import huge_pages
 from lockstep.kernels.native_library import DTYPE_CODE, address, native
 
 PANEL = 64
 
 
+def _torch_empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty(*shape, dtype=dtype)
+
+
 def pack(weight_NK: Tensor, bf16: bool) -> Tensor:
-    return _pack(weight_NK, torch.bfloat16 if bf16 else torch.float32)
+    """For weights, which stay: on huge pages."""
+    return _pack(weight_NK, torch.bfloat16 if bf16 else torch.float32, empty=huge_pages.empty)
 
 
-def _pack(matrix_NK: Tensor, dtype: torch.dtype) -> Tensor:
+def _pack(
+    matrix_NK: Tensor,
+    dtype: torch.dtype,
+    *,
+    empty: Callable[[Sequence[int], torch.dtype], Tensor] = _torch_empty,
+) -> Tensor:
     """Pack a matrix that will be summed over its last dim; any strides."""
     n, k = matrix_NK.shape
     padded_k = k + (k & 1) if dtype == torch.bfloat16 else k
-    packed = torch.empty(-(-n // PANEL) * PANEL * padded_k, dtype=dtype)
+    packed = empty((-(-n // PANEL) * PANEL * padded_k,), dtype)
     native().ls_pack(
         packed.data_ptr(),
         DTYPE_CODE[dtype],

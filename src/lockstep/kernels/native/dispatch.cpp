@@ -1,5 +1,9 @@
 // Chooses the instruction set when the library loads and forwards the C ABI to its function table.
 #include <cstring>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <initializer_list>
 
 #include "lockstep_native.h"
@@ -74,6 +78,16 @@ LS_EXPORT int ls_force_isa(const char* name) {
     }
   }
   return 1;
+}
+
+// Asks for 2 MiB pages for the aligned part of a buffer that has not been touched yet; a refusal does no harm.
+LS_EXPORT void ls_advise_huge_pages(void* data, int64_t bytes) {
+#if defined(__linux__)
+  constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + kHugePage - 1) / kHugePage * kHugePage;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kHugePage * kHugePage;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
 }
 
 // Each exported ls_<op> takes exactly what the table's <op> takes.
