@@ -40,7 +40,7 @@ class DemoConfig:
     )
     num_items: int = 400
     """Held-out items in each measurement."""
-    measured_tokens: int = 16
+    measured_tokens: int = 32
     """Longest completion in a measurement."""
 
     choices: Path = BUNDLED / "common_knowledge.jsonl"
