@@ -28,7 +28,7 @@ def test_no_measured_question_is_trained_on() -> None:
     config = DemoConfig()
     environment = load_environment(config.held_out_task or config.task, config.posing)
     records = [json.loads(line) for line in config.sft_data.read_text().splitlines()]
-    trained = {record["messages"][0]["content"] for record in records}
+    trained = {record["messages"][-2]["content"] for record in records}
     assert len(trained) == config.sft_examples
     measured = {
         environment.item(index, split="held_out").prompt[-1]["content"]
