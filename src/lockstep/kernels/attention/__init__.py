@@ -75,7 +75,7 @@ def attention_packed(
     """Causal attention within each sequence; sequence s is tokens cu_seqlens[s] .. cu_seqlens[s+1]
     (int32).
     """
-    return _packed(q_TNH, k_TKH, v_TKH, cu_seqlens_S1, scale, window)[0]  # type: ignore[no-any-return]
+    return _packed(q_TNH, k_TKH, v_TKH, cu_seqlens_S1, scale, window)[0]
 
 
 def attention_paged(
@@ -96,7 +96,7 @@ def attention_paged(
     Chunk s is tokens query_starts[s] .. query_starts[s+1] and stands after context_lens[s] tokens
     already in the pages that block_tables[s] lists in order; all three are int32.
     """
-    return _paged(  # type: ignore[no-any-return]
+    return _paged(
         q_TNH,
         k_TKH,
         v_TKH,

@@ -31,7 +31,7 @@ class TokenStatistics:
 
 
 def _fake_rows(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return tuple(rows.new_empty(rows.shape[0], dtype=torch.float32) for _ in range(3))  # type: ignore[return-value]
+    return tuple(rows.new_empty(rows.shape[0], dtype=torch.float32) for _ in range(3))
 
 
 _token_logprobs = dispatch.define(
@@ -101,7 +101,7 @@ def logprobs_of(
     logits_TV: Tensor, targets_T: Tensor, inverse_temperature: float | Tensor = 1.0
 ) -> Tensor:
     """Logprob of each row's target from fp32 logits; no gradient."""
-    return _row_logprobs(logits_TV, targets_T, _expand(inverse_temperature, targets_T))[0]  # type: ignore[no-any-return]
+    return _row_logprobs(logits_TV, targets_T, _expand(inverse_temperature, targets_T))[0]
 
 
 def _expand(value: float | Tensor, like_T: Tensor) -> Tensor:

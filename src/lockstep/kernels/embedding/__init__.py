@@ -45,4 +45,4 @@ dispatch.autograd("embedding", backward=_backward, setup_context=_setup_context)
 
 def embedding(weight_VD: Tensor, tokens_T: Tensor, *, dtype: torch.dtype) -> Tensor:
     """Rows of the table for int64 tokens, each within [0, V), rounded to `dtype` (fp32 or bf16)."""
-    return _embedding(weight_VD, tokens_T, dtype == torch.bfloat16)  # type: ignore[no-any-return]
+    return _embedding(weight_VD, tokens_T, dtype == torch.bfloat16)

@@ -102,4 +102,4 @@ def linear(
 ) -> Tensor:
     """x W^T + b, in x's dtype (or fp32). `segments` = SEGMENTS where tensor parallelism cuts K."""
     packed = packs.get(weight_NK, x_TK.dtype)
-    return _linear(x_TK, weight_NK, packed, bias_N, segments, fp32_out)  # type: ignore[no-any-return]
+    return _linear(x_TK, weight_NK, packed, bias_N, segments, fp32_out)

@@ -48,4 +48,4 @@ dispatch.autograd("rms_norm", backward=_backward, setup_context=_setup_context)
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """Normalise each row; the result has x's dtype. Leading dims are kept: (..., D)."""
     y = _rms_norm(x_TD.reshape(-1, x_TD.shape[-1]), weight_D, eps)
-    return y.view(x_TD.shape)  # type: ignore[no-any-return]
+    return y.view(x_TD.shape)

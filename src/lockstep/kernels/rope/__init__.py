@@ -35,4 +35,4 @@ dispatch.autograd("rope", backward=_backward, setup_context=_setup_context)
 
 def rope(x_TNH: Tensor, positions_T: Tensor, cos_PH: Tensor, sin_PH: Tensor) -> Tensor:
     """Rotate each head of each token by its position (int64)."""
-    return _rope(x_TNH, positions_T, cos_PH, sin_PH, False)  # type: ignore[no-any-return]
+    return _rope(x_TNH, positions_T, cos_PH, sin_PH, False)

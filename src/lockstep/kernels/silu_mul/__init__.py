@@ -31,7 +31,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
-    return _backward_op(dy, *ctx.saved_tensors)  # type: ignore[no-any-return]
+    return _backward_op(dy, *ctx.saved_tensors)
 
 
 dispatch.autograd("silu_mul", backward=_backward, setup_context=_setup_context)
@@ -39,4 +39,4 @@ dispatch.autograd("silu_mul", backward=_backward, setup_context=_setup_context)
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up; both of one shape and dtype, which the result has too."""
-    return _silu_mul(gate, up)  # type: ignore[no-any-return]
+    return _silu_mul(gate, up)
