@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Library
 
-from lockstep.core.model_config import ModelConfig
 from lockstep.core.run_folder import Record
 from lockstep.demo.config import DemoConfig
 from lockstep.evaluate.single_turn import TaskConfig
-from lockstep.models.export import save_hf_folder
-from lockstep.models.llama import Llama
 from lockstep.models.lora_config import LoraConfig
-from lockstep.text.tokenizer import Tokenizer, TokenizerFiles
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHATML = (
@@ -26,38 +21,22 @@ CHATML = (
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_model(
+    tmp_path_factory: pytest.TempPathFactory,
+    save_tiny_model: Callable[..., None],
+    byte_pieces: list[str],
+) -> Path:
     """A Hugging Face folder: two layers, every byte a token, random weights."""
-    pieces = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    library = Library(models.BPE({piece: i for i, piece in enumerate(pieces)}, []))
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    library.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
-    tokenizer = Tokenizer(
-        TokenizerFiles(
-            tokenizer_json=library.to_str(),
-            config={"bos_token": SPECIAL[0], "eos_token": SPECIAL[2]},
-            chat_template=CHATML,
-        )
-    )
-    model = Llama(
-        ModelConfig(
-            vocab_size=len(pieces),
-            hidden_size=32,
-            intermediate_size=64,
-            num_layers=2,
-            num_heads=2,
-            num_kv_heads=1,
-            head_dim=16,
-            max_position=512,
-            tie_embeddings=True,
-            eos_token_ids=(2,),
-            initializer_range=0.1,
-        )
-    )
-    model.initialise(seed=0)
     folder = tmp_path_factory.mktemp("tiny")
-    save_hf_folder(model, folder, tokenizer=tokenizer, dtype="float32", quiet=True)
+    save_tiny_model(
+        folder,
+        pieces=byte_pieces,
+        specials=SPECIAL,
+        begin=SPECIAL[0],
+        end=SPECIAL[2],
+        chat_template=CHATML,
+        max_position=512,
+    )
     return folder
 
 

@@ -7,14 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Library
 
 from lockstep.core.model_config import ModelConfig
 from lockstep.core.records import Trajectory
-from lockstep.models.export import save_hf_folder
 from lockstep.models.llama import Llama
-from lockstep.text.tokenizer import Tokenizer, TokenizerFiles
 
 
 @pytest.fixture
@@ -72,31 +68,9 @@ class Toy:
 
 
 @pytest.fixture(scope="session")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+def toy(tmp_path_factory: pytest.TempPathFactory, save_tiny_model: Callable[..., None]) -> Toy:
     folder = tmp_path_factory.mktemp("toy")
-    pieces = ["<end>", *"0123456789+="]
-    library = Library(models.BPE({piece: i for i, piece in enumerate(pieces)}, []))
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    library.add_special_tokens([AddedToken("<end>", special=True)])
-    files = TokenizerFiles(tokenizer_json=library.to_str(), config={"eos_token": "<end>"})
-    model = Llama(
-        ModelConfig(
-            vocab_size=len(pieces),
-            hidden_size=32,
-            intermediate_size=64,
-            num_layers=2,
-            num_heads=2,
-            num_kv_heads=1,
-            head_dim=16,
-            max_position=64,
-            tie_embeddings=True,
-            eos_token_ids=(0,),
-            initializer_range=0.1,
-        )
-    )
-    model.initialise(seed=0)
-    save_hf_folder(model, folder / "model", tokenizer=Tokenizer(files), dtype="float32", quiet=True)
+    save_tiny_model(folder / "model", pieces="0123456789+=", max_position=64)
     lines = [
         json.dumps({"prompt": f"{a}+{b}=", "answer": str(b)}) for a in range(10) for b in range(10)
     ]
