@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -65,6 +66,31 @@ def test_it_says_when_it_is_ready_and_drains_on_sigterm(start: Start, tiny_model
     finish = [json.loads(line[6:])["choices"][0]["finish_reason"] for line in [first, *rest[:-1]]]
     assert finish[-1] == "length"
     assert process.wait(30) == 0
+
+
+def test_a_repeated_sigterm_is_no_error(start: Start, tiny_model: Path) -> None:
+    process = start(str(tiny_model), "--port", "0", "--threads", "1")
+    url_when_ready(process)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+
+
+def test_a_second_interrupt_ends_it_at_once(start: Start, tiny_model: Path) -> None:
+    process = start(str(tiny_model), "--port", "0", "--drain-seconds", "60", "--threads", "1")
+    url = url_when_ready(process)
+    body = {"prompt": ["the thing"] * 64, "max_tokens": 240, "n": 16, "ignore_eos": True}
+    with httpx.stream(
+        "POST", f"{url}/v1/completions", json=body | {"stream": True}, timeout=60
+    ) as response:
+        next(response.iter_lines())
+        process.send_signal(signal.SIGINT)
+        while process.poll() is None:
+            time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+    assert process.returncode == 130
 
 
 def test_requests_past_the_drain_deadline_are_cut(start: Start, tiny_model: Path) -> None:

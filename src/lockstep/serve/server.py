@@ -2,7 +2,8 @@
 
 The port is bound before anything is loaded, so a clash shows at once, and `/health` answers 503
 while the model loads. SIGTERM or SIGINT stops accepting, lets requests under way finish for
-`drain_s` seconds, then cancels them; a second signal cancels at once. A clean stop exits 0.
+`drain_s` seconds, then cancels them; further SIGTERMs change nothing (supervisors repeat them), a
+second SIGINT ends the process at once. A clean stop exits 0.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import threading
@@ -23,6 +25,8 @@ from lockstep.serve.app import build_app
 from lockstep.serve.config import HttpConfig
 from lockstep.serve.listener import BACKLOG
 from lockstep.serve.service import ServedModel, Service
+
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 logger = logging.getLogger("lockstep.serve")
 
@@ -136,7 +140,7 @@ class _Uvicorn(uvicorn.Server):
         caught = []
         with contextlib.suppress(ValueError, RuntimeError):
             for number in signals:
-                loop.add_signal_handler(number, self._on_signal)
+                loop.add_signal_handler(number, self._on_signal, number)
                 caught.append(number)
         try:
             yield
@@ -144,7 +148,8 @@ class _Uvicorn(uvicorn.Server):
             for number in caught:
                 loop.remove_signal_handler(number)
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
+        if number == signal.SIGINT and self.should_exit:
+            os._exit(EXIT_INTERRUPTED)
         self._on_stop()
-        self.force_exit = self.should_exit
         self.should_exit = True
