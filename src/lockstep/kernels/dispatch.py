@@ -1,10 +1,9 @@
-"""Which implementation of an op runs, and why: one list per op, chosen by asking each entry in
-turn.
+"""Which implementation of an op runs, and why.
 
 Every op is a `torch.library` op `lockstep::<name>` with a fake kernel, so it traces, compiles and
-exports. Its CPU kernel walks the op's implementations, fastest first; each says `None` (it can) or
-a reason (it cannot). The first that can is used; a choice that is not the first is logged once with
-the reason. `reference.py` of each op is the specification and always can.
+exports. Its CPU kernel is the native one where the library is there and takes the dtype, else the
+reference, and the reason is logged once. `reference.py` of each op is the specification and always
+can. No other device has kernels yet.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Function = Callable[..., Any]
 
 @dataclass(kw_only=True)
 class Op:
-    """One op: its name, its implementations, and what was skipped for which reason."""
+    """One op: its two implementations, and why the native one was passed over, if it was."""
 
     name: str
     reference: Function
@@ -39,9 +38,7 @@ class Op:
     skipped: list[str] = field(default_factory=list)
 
     def __call__(self, *args: Any) -> Any:
-        if _forced == "reference":
-            return self.reference(*args)
-        if _missing_library():
+        if is_reference_forced() or _missing_library():
             return self.reference(*args)
         reason = _unsupported(args)
         if reason is None:

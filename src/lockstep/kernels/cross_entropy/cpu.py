@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lockstep.kernels.linear.cpu import _pack, gemm
+from lockstep.kernels.linear.cpu import gemm, pack_temporary
 from lockstep.kernels.native_library import DTYPE_CODE, native
 
 _CHUNK, _CHUNK_WITH_WEIGHT_GRAD = 64, 256
@@ -68,7 +68,7 @@ def token_logprobs_backward(
     weight_needs_grad: bool,
 ) -> tuple[Tensor, Tensor]:
     vocab_size, dtype = weight_VD.shape[0], hidden_TD.dtype
-    packed_for_input = _pack(weight_VD.t(), dtype)
+    packed_for_input = pack_temporary(weight_VD.t(), dtype)
     dhidden_TD = torch.empty_like(hidden_TD)
     dweight_VD = torch.zeros(weight_VD.shape if weight_needs_grad else 0, dtype=torch.float32)
     chunk = _CHUNK_WITH_WEIGHT_GRAD if weight_needs_grad else _CHUNK
@@ -92,7 +92,7 @@ def token_logprobs_backward(
         if weight_needs_grad:
             gemm(
                 dlogits.t().contiguous(),
-                _pack(hidden.t(), dtype),
+                pack_temporary(hidden.t(), dtype),
                 hidden.shape[1],
                 out=dweight_VD,
                 accumulate=True,

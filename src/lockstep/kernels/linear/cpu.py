@@ -7,8 +7,6 @@ Bytes moved at one row: the packed weight, once. The packed layout is [panel][k]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
 from torch import Tensor
 
@@ -18,32 +16,31 @@ from lockstep.kernels.native_library import DTYPE_CODE, address, native
 PANEL = 64
 
 
-def _torch_empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    return torch.empty(*shape, dtype=dtype)
-
-
 def pack(weight_NK: Tensor, bf16: bool) -> Tensor:
     """For weights, which stay: on huge pages."""
-    return _pack(weight_NK, torch.bfloat16 if bf16 else torch.float32, empty=huge_pages.empty)
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    return pack_into(huge_pages.empty((packed_size(weight_NK, dtype),), dtype), weight_NK)
 
 
-def _pack(
-    matrix_NK: Tensor,
-    dtype: torch.dtype,
-    *,
-    empty: Callable[[Sequence[int], torch.dtype], Tensor] = _torch_empty,
-) -> Tensor:
-    """Pack a matrix that will be summed over its last dim; any strides."""
+def pack_temporary(matrix_NK: Tensor, dtype: torch.dtype) -> Tensor:
+    """For one product of a backward pass."""
+    return pack_into(torch.empty(packed_size(matrix_NK, dtype), dtype=dtype), matrix_NK)
+
+
+def packed_size(matrix_NK: Tensor, dtype: torch.dtype) -> int:
+    """Elements of the packed form: N rounded up to a panel, K to a pair in bf16."""
     n, k = matrix_NK.shape
-    padded_k = k + (k & 1) if dtype == torch.bfloat16 else k
-    packed = empty((-(-n // PANEL) * PANEL * padded_k,), dtype)
+    return -(-n // PANEL) * PANEL * (k + k % 2 if dtype == torch.bfloat16 else k)
+
+
+def pack_into(packed: Tensor, matrix_NK: Tensor) -> Tensor:
+    """Pack a matrix that will be summed over its last dim; any strides."""
     native().ls_pack(
         packed.data_ptr(),
-        DTYPE_CODE[dtype],
+        DTYPE_CODE[packed.dtype],
         matrix_NK.data_ptr(),
         DTYPE_CODE[matrix_NK.dtype],
-        n,
-        k,
+        *matrix_NK.shape,
         *matrix_NK.stride(),
     )
     return packed
@@ -106,11 +103,11 @@ def linear(
 
 
 def linear_grad_input(dy_TN: Tensor, weight_NK: Tensor) -> Tensor:
-    return gemm(dy_TN, _pack(weight_NK.t(), dy_TN.dtype), weight_NK.shape[1])
+    return gemm(dy_TN, pack_temporary(weight_NK.t(), dy_TN.dtype), weight_NK.shape[1])
 
 
 def linear_grad_weight(dy_TN: Tensor, x_TK: Tensor) -> Tensor:
-    packed = _pack(x_TK.t(), x_TK.dtype)
+    packed = pack_temporary(x_TK.t(), x_TK.dtype)
     return gemm(dy_TN.t().contiguous(), packed, x_TK.shape[1], out_dtype=torch.float32)
 
 
