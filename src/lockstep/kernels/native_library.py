@@ -10,33 +10,39 @@ import ctypes
 import functools
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from lockstep.core.errors import ConfigError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 _FILE = "liblockstep_native.so"
 
 _int, _float, _ptr, _long = ctypes.c_int, ctypes.c_float, ctypes.c_void_p, ctypes.c_int64
 
-# name -> argument types; the C declarations are in native/lockstep_native.h
-_PROTOTYPES: dict[str, list[object]] = {
+# name -> argument types of what does not depend on the instruction set
+_SERVICES: dict[str, list[Any]] = {
     "ls_set_threads": [_int],
     "ls_advise_huge_pages": [_ptr, _long],
     "ls_force_isa": [ctypes.c_char_p],
-    "ls_pack": [_ptr, _int, _ptr, _int, _long, _long, _long, _long],
-    "ls_gemm": [_ptr, _int, _ptr, _int, _ptr, _ptr, _long, _long, _long, _long, _long, _int, _int],
-    "ls_rms_norm": [_ptr, _ptr, _ptr, _int, _int, _long, _long, _float],
-    "ls_rms_norm_backward": [_ptr, _ptr, _ptr, _ptr, _ptr, _int, _int, _long, _long, _float],
-    "ls_rope": [_ptr, _ptr, _int, _ptr, _ptr, _ptr, _long, _long, _long, _long, _int],
-    "ls_silu_mul": [_ptr, _ptr, _ptr, _int, _long],
-    "ls_silu_mul_backward": [_ptr, _ptr, _ptr, _ptr, _ptr, _int, _long],
-    "ls_embedding": [_ptr, _int, _ptr, _int, _ptr, _long, _long],
-    "ls_embedding_backward": [_ptr, _ptr, _int, _ptr, _long, _long],
-    "ls_column_sum": [_ptr, _ptr, _int, _long, _long],
-    "ls_kv_write": [_ptr, _ptr, _ptr, _ptr, _int, _ptr, _ptr, _ptr, *[_long] * 6],
-    "ls_attention": [
+    "ls_kernel": [ctypes.c_char_p],
+}
+
+# name -> argument types of the kernels; the C declarations are in native/lockstep_native.h
+_KERNELS: dict[str, list[Any]] = {
+    "pack": [_ptr, _int, _ptr, _int, _long, _long, _long, _long],
+    "gemm": [_ptr, _int, _ptr, _int, _ptr, _ptr, _long, _long, _long, _long, _long, _int, _int],
+    "rms_norm": [_ptr, _ptr, _ptr, _int, _int, _long, _long, _float],
+    "rms_norm_backward": [_ptr, _ptr, _ptr, _ptr, _ptr, _int, _int, _long, _long, _float],
+    "rope": [_ptr, _ptr, _int, _ptr, _ptr, _ptr, _long, _long, _long, _long, _int],
+    "silu_mul": [_ptr, _ptr, _ptr, _int, _long],
+    "silu_mul_backward": [_ptr, _ptr, _ptr, _ptr, _ptr, _int, _long],
+    "embedding": [_ptr, _int, _ptr, _int, _ptr, _long, _long],
+    "embedding_backward": [_ptr, _ptr, _int, _ptr, _long, _long],
+    "column_sum": [_ptr, _ptr, _int, _long, _long],
+    "kv_write": [_ptr, _ptr, _ptr, _ptr, _int, _ptr, _ptr, _ptr, *[_long] * 6],
+    "attention": [
         _ptr,
         _ptr,
         _ptr,
@@ -50,10 +56,10 @@ _PROTOTYPES: dict[str, list[object]] = {
         _float,
         _long,
     ],
-    "ls_attention_backward": [*[_ptr] * 9, _int, _ptr, *[_long] * 5, _float, _long],
-    "ls_row_logprobs": [*[_ptr] * 6, _long, _long],
-    "ls_row_softmax_grad": [_ptr, _int, _ptr, _ptr, _ptr, _ptr, _ptr, _long, _long],
-    "ls_sample": [*[_ptr] * 9, _long, _long],
+    "attention_backward": [*[_ptr] * 9, _int, _ptr, *[_long] * 5, _float, _long],
+    "row_logprobs": [*[_ptr] * 6, _long, _long],
+    "row_softmax_grad": [_ptr, _int, _ptr, _ptr, _ptr, _ptr, _ptr, _long, _long],
+    "sample": [*[_ptr] * 9, _long, _long],
 }
 
 DTYPE_CODE = {torch.float32: 0, torch.bfloat16: 1}
@@ -71,17 +77,27 @@ def _load() -> ctypes.CDLL | str:
     if library.ls_abi_version() != ABI_VERSION:
         found = library.ls_abi_version()
         return f"{path} has ABI {found}, this Lockstep wants {ABI_VERSION}; reinstall"
-    for name, types in _PROTOTYPES.items():
+    for name, types in _SERVICES.items():
         function = getattr(library, name)
         function.argtypes = types
         function.restype = None
     library.ls_force_isa.restype = _int
+    library.ls_kernel.restype = _ptr
+    _bind_kernels(library)
     library.ls_isa.restype = ctypes.c_char_p
     library.ls_threads.restype = _int
     # torch's OpenMP workers spin on the cores our pool needs (prefill 908 against 1,278 tokens/s);
     # what is left to torch is small.
     torch.set_num_threads(1)
     return library
+
+
+def _bind_kernels(library: ctypes.CDLL) -> None:
+    """Make `library.ls_<kernel>` call the kernels of the instruction set in use."""
+    for name, types in _KERNELS.items():
+        address_of_kernel = library.ls_kernel(name.encode())
+        assert address_of_kernel, f"the native library has no kernel {name!r}"
+        setattr(library, f"ls_{name}", ctypes.CFUNCTYPE(None, *types)(address_of_kernel))
 
 
 def missing_reason() -> str | None:
@@ -110,6 +126,7 @@ def force_isa(name: str) -> None:
         raise ConfigError(
             f"instruction set {name!r} is unknown or not on this CPU, which runs {isa()}"
         )
+    _bind_kernels(native())
 
 
 def set_num_threads(count: int) -> None:

@@ -11,7 +11,8 @@ namespace ls {
 
 enum Dtype : int { kFp32 = 0, kBf16 = 1 };
 
-// One function table for each instruction set, filled in simd/table.cpp.
+// One function table for each instruction set. A new kernel is a field here, a name in LS_KERNELS, a definition in
+// simd/ and a prototype in native_library.py.
 struct Kernels {
   void (*pack)(void* dst, int dst_dtype, const void* src, int src_dtype, int64_t n, int64_t k, int64_t stride_n,
                int64_t stride_k);
@@ -47,6 +48,12 @@ struct Kernels {
                  const int64_t* top_k, const float* top_p, const float* min_p, const int64_t* seed,
                  const int64_t* position, int64_t rows, int64_t vocab);
 };
+
+// Every kernel by name: what simd/table.cpp fills in and dispatch.cpp hands out.
+#define LS_KERNELS(X) \
+  X(pack) X(gemm) X(rms_norm) X(rms_norm_backward) X(rope) X(silu_mul) X(silu_mul_backward) X(embedding) \
+  X(embedding_backward) X(column_sum) X(kv_write) X(attention) X(attention_backward) X(row_logprobs) \
+  X(row_softmax_grad) X(sample)
 
 // Calls fn(context, begin, end) over [0, count) in pieces of at most `grain`, on the pool's threads and the caller's.
 void parallel_for(int64_t count, int64_t grain, void (*fn)(void*, int64_t, int64_t), void* context);
