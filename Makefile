@@ -8,10 +8,10 @@ ONE_AT_A_TIME := $(shell command -v flock > /dev/null && echo flock build/native
 INSTALL_INPUTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format docs bench native wheel clean
+.PHONY: help setup demo test test-all test-isas check format docs bench native wheel clean
 
 help:  ## List the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: .venv/.dev native  ## Make .venv with everything development needs
 
@@ -23,6 +23,12 @@ test: setup  ## Run the tests that need no download (at most 10 minutes on 2 cor
 
 test-all: setup  ## Run every test, the slow ones on the real model included
 	$(PYTEST) -m "not gpu"
+
+# The contract on every instruction set this CPU has; the kernels' own tests go through them all by
+# themselves.
+test-isas: setup  ## Run the contract suite once for each instruction set
+	@for isa in $$($(BIN)/python -c 'from lockstep import kernels; print(*(name for name, lacks in kernels.isas().items() if not lacks))'); do \
+	  echo "== LOCKSTEP_ISA=$$isa"; LOCKSTEP_ISA=$$isa $(PYTEST) tests/contract -q || exit 1; done
 
 check: setup  ## Lint, format, types, layers, sizes, links, docs
 	$(BIN)/ruff check .

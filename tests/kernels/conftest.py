@@ -11,8 +11,7 @@ import torch
 
 from lockstep import kernels
 from lockstep.core.errors import ConfigError
-
-ISAS = ("portable", "avx2", "avx512", "avx512bf16")
+from lockstep.kernels.native_library import ISAS
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -31,6 +30,23 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     except ConfigError as error:
         pytest.skip(str(error))
     yield request.param
+    kernels.force_isa(best)
+
+
+@pytest.fixture
+def on_each_isa() -> Iterator[Callable[[Callable[[], torch.Tensor]], dict[str, torch.Tensor]]]:
+    """on_each_isa(compute) gives the result of each instruction set this CPU has."""
+    best = kernels.isa()
+
+    def run(compute: Callable[[], torch.Tensor]) -> dict[str, torch.Tensor]:
+        results = {}
+        for name, missing in kernels.isas().items():
+            if not missing:
+                kernels.force_isa(name)
+                results[name] = compute()
+        return results
+
+    yield run
     kernels.force_isa(best)
 
 

@@ -81,18 +81,11 @@ def test_segments_are_joined_by_the_fixed_tree(normal):
     assert torch.equal(y, tree)
 
 
-def test_instruction_sets_agree_to_the_bit(normal, dtype):
+def test_instruction_sets_agree_to_the_bit(on_each_isa, normal, dtype):
     """Beyond the contract (which is per machine type): the bits are the same on all of them."""
-    best = kernels.isa()
     x, w = normal(7, 130, dtype=dtype), normal(100, 130)
-    results = {}
-    try:
-        for name in ("portable", "avx2", "avx512", best):
-            kernels.force_isa(name)
-            results[name] = linear(x, w, packs=PackCache(), segments=8)
-    finally:
-        kernels.force_isa(best)
-    assert all(torch.equal(r, results[best]) for r in results.values())
+    results = on_each_isa(lambda: linear(x, w, packs=PackCache(), segments=8))
+    assert all(torch.equal(result, results["portable"]) for result in results.values())
 
 
 @pytest.mark.parametrize("shape", [(1, 5, 3), (7, 66, 33), (37, 576, 130)], ids=str)

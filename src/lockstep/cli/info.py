@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from cyclopts import App
+from dataclasses import asdict
+from json import dumps
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
 from lockstep.core.hardware import detect_hardware, detect_versions
+
+if TYPE_CHECKING:
+    from lockstep.kernels.description import Description
 
 command = App(name="info")
 
@@ -29,22 +36,50 @@ def show_machine() -> None:
 
 
 @command.command(name="kernels")
-def show_kernels() -> None:
-    """Show, for each op, which implementation runs here and why others were passed over."""
+def show_kernels(*, json: Annotated[bool, Parameter(negative="")] = False) -> None:
+    """Show which kernels run here and why: instruction set, threads, huge pages, and every op.
+
+    Parameters
+    ----------
+    json
+        Print it as JSON.
+    """
     from lockstep import kernels  # torch: two seconds that `lockstep info` alone need not pay
 
     described = kernels.describe()
+    if json:
+        print(dumps(asdict(described), indent=2))
+        return
+    console = _console()
+    console.print(_library_table(described))
+    if described.instruction_sets:
+        table = _table("instruction set", "runs", "why")
+        for row in described.instruction_sets:
+            table.add_row(row.name, "yes" if row.runs else "no", row.reason)
+        console.print("", table)
     table = _table("op", "runs")
     ops_of: dict[str, list[str]] = {}
-    for op, row in described.items():
-        table.add_row(op, row["runs"])
-        if row["passed over"]:
-            ops_of.setdefault(row["passed over"], []).append(op)
-    console = _console()
-    console.print(table)
+    for op, choice in described.ops.items():
+        table.add_row(op, choice.runs)
+        for reason in choice.passed_over:
+            ops_of.setdefault(reason, []).append(op)
+    console.print("", table)
     for reason, ops in ops_of.items():
-        names = "every op" if len(ops) == len(described) else ", ".join(ops)
+        names = "every op" if len(ops) == len(described.ops) else ", ".join(ops)
         console.print(f"\nPassed over for {names}: {reason}", soft_wrap=True, markup=False)
+
+
+def _library_table(described: Description) -> Table:
+    table = _table()
+    found = f"ABI {described.abi}" if described.missing is None else "not used"
+    table.add_row("library", f"{described.library} ({found})")
+    table.add_row("CPU features", " ".join(described.cpu_features) or "none we use")
+    table.add_row("threads", str(described.threads))
+    table.add_row("huge pages", described.huge_pages)
+    if described.missing is None:
+        dtypes = " and ".join(described.native_dtypes)
+        table.add_row("dtypes", f"native kernels take {dtypes}; the reference runs for others")
+    return table
 
 
 def _table(*columns: str) -> Table:

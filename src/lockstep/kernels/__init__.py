@@ -5,10 +5,12 @@ contract all of them keep: a row's result never depends on how many rows there a
 or how many threads run.
 """
 
-from lockstep.kernels.dispatch import describe, use_reference
+from lockstep.kernels.description import describe
+from lockstep.kernels.dispatch import use_reference
 from lockstep.kernels.native_library import (
     force_isa,
     isa,
+    isas,
     missing_reason,
     num_threads,
     set_num_threads,
@@ -18,6 +20,7 @@ __all__ = [
     "describe",
     "force_isa",
     "isa",
+    "isas",
     "missing_reason",
     "num_threads",
     "set_num_threads",

@@ -52,7 +52,7 @@ class Op:
 _ops: dict[str, Op] = {}
 _forced: str | None = None
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
-_NATIVE_DTYPES = (torch.float32, torch.bfloat16)
+NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def define(schema: str, *, reference: Function, native: Function, fake: Function) -> Any:
@@ -107,18 +107,12 @@ def is_reference_forced() -> bool:
     return _forced == "reference"
 
 
-def describe() -> dict[str, dict[str, str]]:
-    """For each op, what runs and what was passed over: the data behind `lockstep info kernels`."""
+def ops() -> dict[str, Op]:
+    """Every op there is, by name."""
     for package in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if package.ispkg:  # an op is known once its package is imported
             importlib.import_module(f"lockstep.kernels.{package.name}")
-    missing = native_library.missing_reason()
-    runs = "reference" if missing else f"native {native_library.isa()}"
-    table: dict[str, dict[str, str]] = {}
-    for name, op in sorted(_ops.items()):
-        reasons = [missing] if missing else op.skipped
-        table[name] = {"runs": runs, "passed over": "; ".join(reasons)}
-    return table
+    return dict(sorted(_ops.items()))
 
 
 @functools.cache
@@ -133,6 +127,6 @@ def _missing_library() -> bool:
 
 def _unsupported(args: tuple[Any, ...]) -> str | None:
     first = args[0]
-    if first.dtype not in _NATIVE_DTYPES:
+    if first.dtype not in NATIVE_DTYPES:
         return f"dtype {str(first.dtype).removeprefix('torch.')} (it takes float32 and bfloat16)"
     return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from lockstep.kernels import native_library
 
 _CHUNK_BYTES = 32 << 20
 _ALIGNMENT_BYTES = 64
+_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 _lock = threading.Lock()
 _chunk: Tensor | None = None
@@ -30,6 +32,16 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     num_bytes = math.prod(shape) * dtype.itemsize
     memory = _advised(num_bytes) if num_bytes > _CHUNK_BYTES // 4 else _cut(num_bytes)
     return memory.view(dtype).view(*shape)
+
+
+def state(setting: Path = _SETTING) -> str:
+    """Whether memory that asks for huge pages gets them, in words."""
+    if not setting.is_file():
+        return "not offered by this system: weights and KV pages lie on ordinary pages"
+    mode = setting.read_text().partition("[")[2].partition("]")[0]
+    if mode in ("always", "madvise"):
+        return f"used for weights and KV pages (transparent huge pages: {mode})"
+    return f"switched off: {setting} says {mode}; write madvise to it for faster decoding"
 
 
 def _cut(num_bytes: int) -> Tensor:

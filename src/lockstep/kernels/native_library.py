@@ -2,6 +2,8 @@
 
 Tensors cross as addresses and sizes, so one binary serves every torch version. The library holds
 the kernels compiled for several instruction sets and picks the best the CPU has when it loads.
+Two environment variables override that, for a diagnosis: LOCKSTEP_NATIVE_LIBRARY is the path of
+another build, LOCKSTEP_ISA the instruction set that this process and its children use.
 """
 
 from __future__ import annotations
@@ -16,7 +18,11 @@ import torch
 
 from lockstep.core.errors import ConfigError
 
-ABI_VERSION = 2
+ABI_VERSION = 3
+LIBRARY_VARIABLE = "LOCKSTEP_NATIVE_LIBRARY"
+ISA_VARIABLE = "LOCKSTEP_ISA"
+ISAS = ("avx512bf16", "avx512vnni", "avx512", "avx2", "portable")
+"""What a build for x86-64 has when the compiler knows it all, best first."""
 _FILE = "liblockstep_native.so"
 
 _int, _float, _ptr, _long = ctypes.c_int, ctypes.c_float, ctypes.c_void_p, ctypes.c_int64
@@ -68,8 +74,7 @@ DTYPE_CODE = {torch.float32: 0, torch.bfloat16: 1}
 @functools.cache
 def _load() -> ctypes.CDLL | str:
     """The bound library, or the reason there is none."""
-    override = os.environ.get("LOCKSTEP_NATIVE_LIBRARY")
-    path = Path(override) if override else Path(__file__).parent / _FILE
+    path = library_path()
     if not path.exists():
         return f"{path} is not built; reinstall where a C++17 compiler is at hand"
     library = ctypes.CDLL(str(path))
@@ -85,7 +90,10 @@ def _load() -> ctypes.CDLL | str:
     library.ls_kernel.restype = _ptr
     _bind_kernels(library)
     library.ls_isa.restype = ctypes.c_char_p
+    library.ls_isas.restype = ctypes.c_char_p
     library.ls_threads.restype = _int
+    if wanted := os.environ.get(ISA_VARIABLE):
+        _use_isa(library, wanted, named_by=f"{ISA_VARIABLE}=")
     # torch's OpenMP workers spin on the cores our pool needs (prefill 908 against 1,278 tokens/s);
     # what is left to torch is small.
     torch.set_num_threads(1)
@@ -113,20 +121,48 @@ def native() -> ctypes.CDLL:
     return library
 
 
+def library_path() -> Path:
+    override = os.environ.get(LIBRARY_VARIABLE)
+    return Path(override) if override else Path(__file__).parent / _FILE
+
+
 def isa() -> str:
-    """Instruction set in use: portable, avx2, avx512 or avx512bf16."""
+    """Name of the instruction set in use, one of `isas()`."""
     return str(native().ls_isa().decode())
+
+
+def isas() -> dict[str, tuple[str, ...]]:
+    """Every instruction set of the library, best first, and the CPU features that each lacks here;
+    none: it runs.
+    """
+    return _isas_of(native())
 
 
 def force_isa(name: str) -> None:
     """Use one instruction set from now on; ConfigError when this CPU lacks it. For tests and
     comparison.
     """
-    if native().ls_force_isa(name.encode()) != 0:
-        raise ConfigError(
-            f"instruction set {name!r} is unknown or not on this CPU, which runs {isa()}"
+    _use_isa(native(), name)
+
+
+def _isas_of(library: ctypes.CDLL) -> dict[str, tuple[str, ...]]:
+    lines = (line.partition(":") for line in library.ls_isas().decode().splitlines())
+    return {name: tuple(missing.split()) for name, _, missing in lines}
+
+
+def _use_isa(library: ctypes.CDLL, name: str, *, named_by: str = "") -> None:
+    if library.ls_force_isa(name.encode()) != 0:
+        known = _isas_of(library)
+        why = (
+            f"this CPU lacks {' '.join(known[name])}"
+            if name in known
+            else f"the native library has {', '.join(known)}"
         )
-    _bind_kernels(native())
+        usable = ", ".join(known_name for known_name, missing in known.items() if not missing)
+        raise ConfigError(
+            f"instruction set {named_by}{name} cannot be used: {why}; use one of {usable}"
+        )
+    _bind_kernels(library)
 
 
 def set_num_threads(count: int) -> None:

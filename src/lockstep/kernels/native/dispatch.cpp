@@ -1,5 +1,7 @@
 // Chooses the instruction set when the library loads and hands out its kernels by name.
+#include <cstdlib>
 #include <cstring>
+#include <string>
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -11,72 +13,102 @@ namespace ls {
 const Kernels* kernels_portable();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
+const Kernels* kernels_avx512vnni();
 const Kernels* kernels_avx512bf16();
 
 namespace {
 
-struct Choice {
-  const char* name;
-  const Kernels* kernels;
-};
+using Missing = std::string;  // CPU features, separated by spaces; empty: none
 
-// What this library was built with, best first.
-const struct {
+#if defined(__x86_64__)
+#define LS_NEED(feature) \
+  if (!__builtin_cpu_supports(feature)) missing += missing.empty() ? feature : " " feature;
+
+[[maybe_unused]] Missing missing_for_avx2() {
+  Missing missing;
+  LS_NEED("avx2") LS_NEED("fma") LS_NEED("f16c")
+  return missing;
+}
+[[maybe_unused]] Missing missing_for_avx512() {
+  Missing missing = missing_for_avx2();
+  LS_NEED("avx512f") LS_NEED("avx512bw") LS_NEED("avx512dq") LS_NEED("avx512vl")
+  return missing;
+}
+[[maybe_unused]] Missing missing_for_avx512vnni() {
+  Missing missing = missing_for_avx512();
+  LS_NEED("avx512vnni")
+  return missing;
+}
+[[maybe_unused]] Missing missing_for_avx512bf16() {
+  Missing missing = missing_for_avx512vnni();
+  LS_NEED("avx512bf16")
+  return missing;
+}
+#undef LS_NEED
+#endif
+Missing missing_for_portable() { return {}; }
+
+struct Variant {
   const char* name;
   const Kernels* (*kernels)();
-} kVariants[] = {
-#if defined(LOCKSTEP_HAVE_AVX512BF16)
-    {"avx512bf16", kernels_avx512bf16},
+  Missing (*missing)();  // what this CPU lacks of the features it is compiled for
+};
+
+// What this library was built with, best first. The features are those of FLAGS_<name> in CMakeLists.txt.
+const Variant kVariants[] = {
+#if defined(LOCKSTEP_HAVE_AVX512BF16)  // Cooper Lake, Sapphire Rapids, Zen 4
+    {"avx512bf16", kernels_avx512bf16, missing_for_avx512bf16},
 #endif
-#if defined(LOCKSTEP_HAVE_AVX512)
-    {"avx512", kernels_avx512},
+#if defined(LOCKSTEP_HAVE_AVX512VNNI)  // Cascade Lake, Ice Lake
+    {"avx512vnni", kernels_avx512vnni, missing_for_avx512vnni},
+#endif
+#if defined(LOCKSTEP_HAVE_AVX512)  // Skylake-X
+    {"avx512", kernels_avx512, missing_for_avx512},
 #endif
 #if defined(LOCKSTEP_HAVE_AVX2)
-    {"avx2", kernels_avx2},
+    {"avx2", kernels_avx2, missing_for_avx2},
 #endif
-    {"portable", kernels_portable}};
+    {"portable", kernels_portable, missing_for_portable}};
 
-bool supported(const char* name) {
-  if (!std::strcmp(name, "portable")) return true;
+const Variant& best() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (!std::strcmp(name, "avx2")) return avx2;
-  if (!std::strcmp(name, "avx512")) return avx512;
-  if (!std::strcmp(name, "avx512bf16")) {
-    return avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-  }
 #endif
-  return false;
-}
-
-Choice best() {
   for (const auto& variant : kVariants) {
-    if (supported(variant.name)) return {variant.name, variant.kernels()};
+    if (variant.missing().empty()) return variant;
   }
-  return {"portable", kernels_portable()};
+  std::abort();  // portable lacks nothing
 }
 
-Choice& chosen() {
-  static Choice choice = best();
-  return choice;
+const Variant*& chosen() {
+  static const Variant* variant = &best();
+  return variant;
 }
 
-const Kernels& kernels() { return *chosen().kernels; }
+const Kernels& kernels() { return *chosen()->kernels(); }
 
 }  // namespace
 }  // namespace ls
 
-LS_EXPORT int ls_abi_version() { return 2; }
-LS_EXPORT const char* ls_isa() { return ls::chosen().name; }
+LS_EXPORT int ls_abi_version() { return 3; }
+LS_EXPORT const char* ls_isa() { return ls::chosen()->name; }
+
+// The instruction sets of this library, best first, as "name: features this CPU lacks" lines; nothing after the colon
+// where it runs.
+LS_EXPORT const char* ls_isas() {
+  static const std::string lines = [] {
+    std::string all;
+    for (const auto& variant : ls::kVariants) all += std::string(variant.name) + ": " + variant.missing() + "\n";
+    return all;
+  }();
+  return lines.c_str();
+}
 
 // 0 when the library and the CPU have it, 1 when not (nothing changes then).
 LS_EXPORT int ls_force_isa(const char* name) {
   for (const auto& variant : ls::kVariants) {
-    if (std::strcmp(name, variant.name) == 0 && ls::supported(name)) {
-      ls::chosen() = {variant.name, variant.kernels()};
+    if (std::strcmp(name, variant.name) == 0 && variant.missing().empty()) {
+      ls::chosen() = &variant;
       return 0;
     }
   }
