@@ -11,6 +11,7 @@ key/value heads, H head dim, S sequences, B blocks a sequence, E places in the s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
@@ -21,6 +22,25 @@ from lockstep.core.model_config import ModelConfig
 from lockstep.kernels import huge_pages
 from lockstep.kernels.attention import BLOCK, attention_packed, attention_paged, padded_head_dim
 from lockstep.kernels.embedding import embedding
+from lockstep.kernels.rms_norm import rms_norm
+from lockstep.models.layers import RotaryTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadSpec:
+    """The heads of one attention layer, and what is done to them before they meet."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None
+    """Keys a query sees, itself included; None: all earlier ones."""
+    q_norm: Tensor | None
+    """Weight (H,) of the RMS norm of each query head, if the architecture has one."""
+    k_norm: Tensor | None
+    eps: float
+    """Of both norms."""
 
 
 class AttentionContext(Protocol):
@@ -30,16 +50,11 @@ class AttentionContext(Protocol):
     """No position in this call reaches it; the model sizes its rope table by it."""
 
     def attend(
-        self,
-        layer: int,
-        q_TNH: Tensor,
-        k_TKH: Tensor,
-        v_TKH: Tensor,
-        *,
-        scale: float,
-        window: int | None,
+        self, layer: int, qkv_TX: Tensor, positions_T: Tensor, rotary: RotaryTable, spec: HeadSpec
     ) -> Tensor:
-        """Causal attention output (T, N, H); `window` None sees all earlier keys."""
+        """Causal attention output (T, N * H) of one layer. Its q, k and v heads lie side by side in
+        qkv_TX, (T, (N + 2K) * H), before q/k norm and rope.
+        """
         ...
 
 
@@ -61,18 +76,12 @@ class PackedAttention:
         return torch.arange(int(self.cu_seqlens_S1[-1])) - starts.repeat_interleave(lengths)
 
     def attend(
-        self,
-        layer: int,
-        q_TNH: Tensor,
-        k_TKH: Tensor,
-        v_TKH: Tensor,
-        *,
-        scale: float,
-        window: int | None,
+        self, layer: int, qkv_TX: Tensor, positions_T: Tensor, rotary: RotaryTable, spec: HeadSpec
     ) -> Tensor:
-        return attention_packed(
-            q_TNH, k_TKH, v_TKH, self.cu_seqlens_S1, scale=scale, window=window or 0
-        )
+        return self._attend_heads(_split(qkv_TX, positions_T, rotary, spec), spec).flatten(1)
+
+    def _attend_heads(self, qkv: tuple[Tensor, Tensor, Tensor], spec: HeadSpec) -> Tensor:
+        return attention_packed(*qkv, self.cu_seqlens_S1, scale=spec.scale, window=spec.window or 0)
 
 
 class SharedPrefixAttention:
@@ -93,18 +102,23 @@ class SharedPrefixAttention:
         self.max_length = self._whole.max_length
 
     def attend(
-        self,
-        layer: int,
-        q_TNH: Tensor,
-        k_TKH: Tensor,
-        v_TKH: Tensor,
-        *,
-        scale: float,
-        window: int | None,
+        self, layer: int, qkv_TX: Tensor, positions_T: Tensor, rotary: RotaryTable, spec: HeadSpec
     ) -> Tensor:
-        q, k, v = (_rows(x, self._tokens_E) for x in (q_TNH, k_TKH, v_TKH))
-        o_ENH = self._whole.attend(layer, q, k, v, scale=scale, window=window)
-        return _rows(o_ENH, self._places_T)
+        heads = _split(qkv_TX, positions_T, rotary, spec)
+        q, k, v = (_rows(x, self._tokens_E) for x in heads)
+        o_ENH = self._whole._attend_heads((q, k, v), spec)
+        return _rows(o_ENH, self._places_T).flatten(1)
+
+
+def _split(
+    qkv_TX: Tensor, positions_T: Tensor, rotary: RotaryTable, spec: HeadSpec
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q (T, N, H) and k (T, K, H), normed and rotated, and v (T, K, H)."""
+    heads = qkv_TX.unflatten(-1, (-1, spec.head_dim))
+    q, k, v = heads.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
+    if spec.q_norm is not None and spec.k_norm is not None:
+        q, k = rms_norm(q, spec.q_norm, spec.eps), rms_norm(k, spec.k_norm, spec.eps)
+    return rotary.apply(q, positions_T), rotary.apply(k, positions_T), v
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:
@@ -162,24 +176,15 @@ class PagedAttention:
         self.max_length = max_length
 
     def attend(
-        self,
-        layer: int,
-        q_TNH: Tensor,
-        k_TKH: Tensor,
-        v_TKH: Tensor,
-        *,
-        scale: float,
-        window: int | None,
+        self, layer: int, qkv_TX: Tensor, positions_T: Tensor, rotary: RotaryTable, spec: HeadSpec
     ) -> Tensor:
         return attention_paged(
-            q_TNH,
-            k_TKH,
-            v_TKH,
+            *_split(qkv_TX, positions_T, rotary, spec),
             self.cache.k_pages[layer],
             self.cache.v_pages[layer],
             block_tables_SB=self.block_tables_SB,
             query_starts_S1=self.query_starts_S1,
             context_lens_S=self.context_lens_S,
-            scale=scale,
-            window=window or 0,
-        )
+            scale=spec.scale,
+            window=spec.window or 0,
+        ).flatten(1)

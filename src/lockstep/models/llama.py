@@ -16,7 +16,7 @@ from lockstep.core.model_config import ModelConfig
 from lockstep.kernels.cross_entropy import TokenStatistics, token_statistics
 from lockstep.kernels.linear import linear
 from lockstep.kernels.silu_mul import silu_mul
-from lockstep.models.attention import AttentionContext
+from lockstep.models.attention import AttentionContext, HeadSpec
 from lockstep.models.layers import Embedding, Linear, RMSNorm, RotaryTable
 
 
@@ -25,7 +25,8 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.layer, self.head_dim = layer, config.head_dim
+        self.layer, self.head_dim, self.eps = layer, config.head_dim, config.rms_norm_eps
+        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         self.window = config.window_of_layer(layer)
         d, bias = config.hidden_size, config.qkv_bias
         self.q_proj = Linear(d, config.q_size, bias=bias)
@@ -38,16 +39,21 @@ class Attention(nn.Module):
     def forward(
         self, x_TD: Tensor, positions_T: Tensor, rotary: RotaryTable, attention: AttentionContext
     ) -> Tensor:
-        q_TNH = self.q_proj(x_TD).unflatten(-1, (-1, self.head_dim))
-        k_TKH = self.k_proj(x_TD).unflatten(-1, (-1, self.head_dim))
-        v_TKH = self.v_proj(x_TD).unflatten(-1, (-1, self.head_dim))
-        if self.q_norm is not None and self.k_norm is not None:
-            q_TNH, k_TKH = self.q_norm(q_TNH), self.k_norm(k_TKH)
-        q_TNH, k_TKH = rotary.apply(q_TNH, positions_T), rotary.apply(k_TKH, positions_T)
-        o_TNH = attention.attend(
-            self.layer, q_TNH, k_TKH, v_TKH, scale=self.head_dim**-0.5, window=self.window
+        qkv_TX = torch.cat((self.q_proj(x_TD), self.k_proj(x_TD), self.v_proj(x_TD)), dim=1)
+        o_TX = attention.attend(self.layer, qkv_TX, positions_T, rotary, self._heads())
+        return self.o_proj(o_TX)
+
+    def _heads(self) -> HeadSpec:
+        return HeadSpec(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            scale=self.head_dim**-0.5,
+            window=self.window,
+            q_norm=None if self.q_norm is None else self.q_norm.weight,
+            k_norm=None if self.k_norm is None else self.k_norm.weight,
+            eps=self.eps,
         )
-        return self.o_proj(o_TNH.flatten(1))
 
 
 class MLP(nn.Module):
