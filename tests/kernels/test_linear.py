@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lockstep import kernels
-from lockstep.kernels.linear import PackCache, linear
+from lockstep.kernels.linear import PackCache, cpu, linear
 from lockstep.kernels.linear.reference import segment_length
 
 SHAPES = [
@@ -116,3 +116,11 @@ def test_op_is_well_formed(normal):
     x, w = normal(3, 8).requires_grad_(), normal(4, 8).requires_grad_()
     packed = PackCache().get(w, torch.float32)
     torch.library.opcheck(torch.ops.lockstep.linear.default, (x, w, packed, None, 1, False))
+
+
+def test_a_product_is_added_once(isa, dtype, normal):
+    """Narrower instruction sets once computed a panel's columns again for each of its vectors."""
+    x, w, y = normal(3, 64, dtype=dtype), normal(128, 64), normal(3, 128)
+    packed = cpu.pack_temporary(w, dtype)
+    product = cpu.gemm(x, packed, 128, out_dtype=torch.float32)
+    assert torch.equal(cpu.gemm(x, packed, 128, out=y.clone(), accumulate=True), y + product)

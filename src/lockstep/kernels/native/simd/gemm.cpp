@@ -157,7 +157,7 @@ void block(const Operands& o, int64_t row_begin, int64_t row_end, int64_t column
     const bool full = kColumnVectors > 1 && vectors - done >= kColumnVectors;
     const auto each_width = [&](const auto& f) {
       if (full) return f(std::integral_constant<int, kColumnVectors>());
-      for (int v = 0; v < vectors - done; ++v) {
+      for (int v = 0; v < std::min(kColumnVectors, vectors - done); ++v) {
         b = panel + (done + v) * kLanes;
         f(std::integral_constant<int, 1>());
       }
