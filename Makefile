@@ -8,7 +8,7 @@ ONE_AT_A_TIME := $(shell command -v flock > /dev/null && echo flock build/native
 INSTALL_INPUTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-isas check format docs bench native wheel clean
+.PHONY: help setup demo test test-all test-isas sanitize sanitize-all check format docs bench native wheel clean
 
 help:  ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,26 @@ test-all: setup  ## Run every test, the slow ones on the real model included
 test-isas: setup  ## Run the contract suite once for each instruction set
 	@for isa in $$($(BIN)/python -c 'from lockstep import kernels; print(*(name for name, lacks in kernels.isas().items() if not lacks))'); do \
 	  echo "== LOCKSTEP_ISA=$$isa"; LOCKSTEP_ISA=$$isa $(PYTEST) tests/contract -q || exit 1; done
+
+# tests/native calls each kernel on buffers of exactly the size it is promised. One array path and one
+# vector path here; sanitize-all has every instruction set, and the thread pool under ThreadSanitizer.
+sanitize: SANITIZED_ISAS := portable;avx512bf16
+sanitize: .venv/.dev  ## Run the native test cases under AddressSanitizer and UBSan
+	$(call native_cases,sanitize,address$(comma)undefined$(comma)float-cast-overflow,$(SANITIZED_ISAS))
+
+sanitize-all: .venv/.dev  ## The same on all instruction sets, and under ThreadSanitizer
+	$(call native_cases,sanitize-all,address$(comma)undefined$(comma)float-cast-overflow,)
+	$(call native_cases,sanitize-thread,thread,portable)
+
+comma := ,
+define native_cases
+	@mkdir -p build/$(1)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh -ec '\
+	  cmake -S . -B build/$(1) -G Ninja -DLOCKSTEP_SANITIZE=$(2) "-DLOCKSTEP_ISAS=$(3)" > build/$(1)/cmake.log; \
+	  cmake --build build/$(1) --target native_cases'
+	build/$(1)/native_cases > build/$(1)/checksums.txt
+	@echo "$(1): $$(wc -l < build/$(1)/checksums.txt) cases, nothing found"
+endef
 
 check: setup  ## Lint, format, types, layers, sizes, links, docs
 	$(BIN)/ruff check .
