@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from lockstep.core.sampling import SamplingParams
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
+"""`error`: the model's logits were not numbers; `stop_reason` says where."""
 TrajectoryStatus = Literal["completed", "truncated", "failed"]
 
 
@@ -41,7 +42,9 @@ class Sample:
     """One for each token in `token_ids`."""
     finish_reason: FinishReason
     stop_reason: int | str | None = None
-    """The stop token id or stop string that ended it; None for end-of-sequence and length."""
+    """The stop token id or stop string that ended it, or what the error was; None for end-of-sequence
+    and length.
+    """
     seed: int = 0
 
 

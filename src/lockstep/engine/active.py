@@ -8,7 +8,7 @@ from lockstep.core.records import FinishReason, SampleDelta, TokenLogprob
 from lockstep.engine.prompt_logprobs import PromptLogprobs
 from lockstep.engine.request import Request, fresh_seed, sample_seed
 from lockstep.engine.sample_text import SampleText
-from lockstep.engine.sampler import Draw
+from lockstep.engine.sampler import Draw, row_sampling, wants_logits
 from lockstep.text.tokenizer import Tokenizer
 
 
@@ -62,6 +62,8 @@ class ActiveSample:
         self.first_token_s: float | None = None
         self.is_finished = False
         self._seed = sample_seed(request.seed, index)
+        self.row_sampling = row_sampling(params, self._seed)
+        self._wants_logits = wants_logits(params)
         self._output: list[int] = []
         self._has_reported = False
         self._text = SampleText(
@@ -72,8 +74,13 @@ class ActiveSample:
         )
         self._end_tokens = self._text.end_tokens
 
+    @property
+    def wants_logits(self) -> bool:
+        """Its next token takes more than `row_sampling` says."""
+        return self._wants_logits or len(self._output) < self.request.request.params.min_tokens
+
     def draw(self) -> Draw:
-        """How its next token is drawn."""
+        """How its next token is drawn where that takes the logits."""
         return Draw(
             params=self.request.request.params,
             seed=self._seed,
@@ -92,6 +99,10 @@ class ActiveSample:
             finish_reason=growth.finish_reason,
             stop_reason=growth.stop_reason,
         )
+
+    def fail(self, reason: str) -> SampleDelta:
+        """End with an error; text held back for want of more is let go."""
+        return self.delta(text=self._text.finish(), finish_reason="error", stop_reason=reason)
 
     def delta(
         self,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from lockstep.core.errors import ConfigError
 from lockstep.core.model_config import ModelConfig
+from lockstep.engine.step_inputs import StepLimits
 from lockstep.models.attention import KVCache
 from lockstep.schedule import BLOCK_SIZE, SchedulerConfig
 
@@ -35,6 +37,10 @@ class EngineConfig:
     """The same in bytes; default: 1 GiB, or what one sequence of max_model_len tokens needs."""
     enable_prefix_cache: bool = True
     """Share the KV blocks of prompts that begin with the same tokens."""
+    capture: Literal["auto", "off"] = "auto"
+    """auto: record a step of each shape and replay it in one native call; off: call kernel by
+    kernel, for comparison.
+    """
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "kv_cache_tokens", "kv_cache_bytes"):
@@ -54,6 +60,13 @@ class EngineConfig:
                 f"{model.max_position} positions; use at most {model.max_position}"
             )
         return self.max_model_len
+
+    def step_limits(self, model: ModelConfig) -> StepLimits:
+        return StepLimits(
+            max_tokens=self.max_batch_tokens,
+            max_seqs=min(self.max_num_seqs, self.max_batch_tokens),
+            max_blocks=-(-self.model_len(model) // BLOCK_SIZE),
+        )
 
     def scheduler_config(self, model: ModelConfig, dtype: torch.dtype) -> SchedulerConfig:
         return SchedulerConfig(

@@ -2,18 +2,20 @@
 
 Not thread-safe and without a loop of its own: `AsyncEngine` runs one in a thread. Given the weights
 and the request's seed, an answer depends only on the request (docs/architecture.md, contract C1 and
-C2). Legend: T packed tokens, D hidden, R rows that sample, V vocabulary.
+C2). Legend: T packed tokens, D hidden.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from itertools import count
+from math import isnan
 from time import perf_counter
 
-import torch
 from torch import Tensor
 
+from lockstep import kernels
 from lockstep.core.completer import Prompt
 from lockstep.core.errors import RequestError
 from lockstep.core.records import Completion, SampleDelta, TokenLogprob
@@ -24,11 +26,13 @@ from lockstep.engine.config import EngineConfig
 from lockstep.engine.prompt_logprobs import describe_prompts
 from lockstep.engine.request import Request, RequestLimits
 from lockstep.engine.runner import ModelRunner
-from lockstep.engine.sampler import draw_tokens
+from lockstep.engine.sampler import draw_tokens, drawn_tokens
 from lockstep.engine.stats import EngineCounters, EngineStats
 from lockstep.models.llama import Llama
 from lockstep.schedule import Scheduler, SequenceSpec, Step
 from lockstep.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("lockstep.engine")
 
 
 class Engine:
@@ -49,13 +53,19 @@ class Engine:
         self.weight_version = 0
         self._eos_token_ids = model.config.eos_token_ids
         self._scheduler = Scheduler(schedule)
-        self._runner = ModelRunner(model, num_blocks=schedule.num_blocks)
+        self._runner = ModelRunner(
+            model,
+            num_blocks=schedule.num_blocks,
+            limits=config.step_limits(model.config),
+            capture=config.capture,
+        )
         self._counters = EngineCounters()
         self._requests: dict[str, ActiveRequest] = {}
         self._samples: dict[int, ActiveSample] = {}
         self._seq_ids = count()
         self._generate_calls = count()
         self._aborted: list[SampleDelta] = []
+        self._num_describing = 0  # requests that want their prompts' logprobs
 
     @property
     def has_work(self) -> bool:
@@ -103,13 +113,14 @@ class Engine:
             active.open_samples[sample.seq_id] = sample
             self._samples[sample.seq_id] = sample
         self._requests[request.request_id] = active
+        self._num_describing += active.prompt_logprobs is not None
         self._counters.prompt_tokens += len(active.prompt)
 
     def abort(self, request_id: str) -> None:
         """End a request now; its open samples finish with reason `abort` in the next step's deltas.
         A request that is not running (any more) is ignored.
         """
-        active = self._requests.pop(request_id, None)
+        active = self._forget(request_id)
         if active is None:
             return
         for seq_id, sample in active.open_samples.items():
@@ -120,22 +131,33 @@ class Engine:
 
     def step(self) -> list[SampleDelta]:
         """Compute one batch; what it added to each sample, in no particular order of requests."""
+        kernels.expect_work()
         aborted, self._aborted = self._aborted, []
         step = self._scheduler.schedule()
         self._note_changes(step)
         if not step.chunks:
             self._scheduler.commit(step, sampled={})
             return aborted
-        hidden_TD = self._runner.run(step)
-        self._describe_prompts(step, hidden_TD)
-        drawn = self._draw(step, hidden_TD)
-        deltas = self._grow(step, drawn)
+        samples = [self._samples[chunk.seq_id] for chunk in step.chunks if chunk.samples]
+        special = [row for row, sample in enumerate(samples) if sample.wants_logits]
+        outputs = self._runner.run(
+            step, [sample.row_sampling for sample in samples], keeps_logits=bool(special)
+        )
+        self._describe_prompts(step, outputs.hidden_TD)
+        tokens = drawn_tokens(outputs)
+        if special:
+            draws = [samples[row].draw() for row in special]
+            for row, token in zip(
+                special, draw_tokens(outputs.logits_of(special), draws), strict=True
+            ):
+                tokens[row] = token
+        deltas = self._grow(samples, tokens) + self._end_scored_prompts(step)
         self._scheduler.commit(
             step,
-            sampled={seq_id: token.token_id for seq_id, token in drawn.items()},
-            finished=self._close_finished(step),
+            sampled={s.seq_id: token.token_id for s, token in zip(samples, tokens, strict=True)},
+            finished=self._close_finished(deltas),
         )
-        return aborted + deltas
+        return aborted + [delta for _, delta in deltas]
 
     def weights_updated(self, version: int) -> None:
         """The model's parameters were changed: nothing computed with the old ones is used again.
@@ -206,9 +228,9 @@ class Engine:
         return next(iter(self._requests[request.shares_prefix_with].open_samples))
 
     def _note_changes(self, step: Step) -> None:
-        now = perf_counter()
         self._counters.num_steps += 1
         self._counters.num_preemptions += len(step.preempted)
+        now = perf_counter() if step.admitted else 0.0
         for admission in step.admitted:
             self._counters.prefix_queries += admission.num_tokens
             self._counters.prefix_hits += admission.num_cached_tokens
@@ -220,58 +242,72 @@ class Engine:
                     sample.request.num_cached_tokens = admission.num_cached_tokens
 
     def _describe_prompts(self, step: Step, hidden_TD: Tensor) -> None:
+        if not self._num_describing:
+            return
         wanted, offset = [], 0
         for chunk in step.chunks:
             sample = self._samples[chunk.seq_id]
             prompt_logprobs = sample.request.prompt_logprobs
             if sample.index == 0 and prompt_logprobs and prompt_logprobs.targets(chunk):
                 wanted.append((prompt_logprobs, chunk, offset))
-            offset += len(chunk.token_ids)
+            offset += chunk.num_tokens
         describe_prompts(self._runner, hidden_TD, wanted)
 
-    def _draw(self, step: Step, hidden_TD: Tensor) -> dict[int, TokenLogprob]:
-        """A token for each chunk that samples, by sequence id."""
-        rows, samples, end = [], [], 0
-        for chunk in step.chunks:
-            end += len(chunk.token_ids)
-            if chunk.samples:
-                rows.append(end - 1)
-                samples.append(self._samples[chunk.seq_id])
-        drawn: dict[int, TokenLogprob] = {}
-        if not rows:
-            return drawn
-        remaining = iter(samples)
-        for logits_RV in self._runner.logits(hidden_TD[torch.tensor(rows)]):
-            group = [next(remaining) for _ in range(len(logits_RV))]
-            tokens = draw_tokens(logits_RV, [sample.draw() for sample in group])
-            drawn.update(zip((sample.seq_id for sample in group), tokens, strict=True))
-        return drawn
-
-    def _grow(self, step: Step, drawn: dict[int, TokenLogprob]) -> list[SampleDelta]:
+    def _grow(
+        self, samples: Sequence[ActiveSample], tokens: Sequence[TokenLogprob]
+    ) -> list[tuple[ActiveSample, SampleDelta]]:
+        """Add what was drawn to each sample."""
         now, deltas = perf_counter(), []
-        for chunk in step.chunks:
-            sample = self._samples[chunk.seq_id]
-            if chunk.samples:
-                deltas.append(sample.push(drawn[chunk.seq_id]))
-                self._counters.generation_tokens += 1
-            elif sample.max_new_tokens == 0 and chunk.end == len(sample.request.prompt):
-                deltas.append(sample.delta(finish_reason="length"))
-            else:
+        for sample, token in zip(samples, tokens, strict=True):
+            if isnan(token.logprob):
+                deltas.append((sample, self._fail(sample)))
                 continue
-            if sample.first_token_s is None and sample.started_s is not None:
-                sample.first_token_s = now
-                self._counters.prefill_s += now - sample.started_s
+            deltas.append((sample, sample.push(token)))
+            if sample.first_token_s is None:
+                self._note_first_token(sample, now)
+        self._counters.generation_tokens += len(samples)
         return deltas
 
-    def _close_finished(self, step: Step) -> list[int]:
-        finished = [c.seq_id for c in step.chunks if self._samples[c.seq_id].is_finished]
-        now = perf_counter()
-        for seq_id in finished:
-            sample = self._samples.pop(seq_id)
+    def _end_scored_prompts(self, step: Step) -> list[tuple[ActiveSample, SampleDelta]]:
+        """Samples of no tokens end with their prompt."""
+        deltas, now = [], perf_counter()
+        for chunk in step.chunks:
+            if chunk.samples:
+                continue
+            sample = self._samples[chunk.seq_id]
+            if sample.max_new_tokens == 0 and chunk.end == len(sample.request.prompt):
+                deltas.append((sample, sample.delta(finish_reason="length")))
+                self._note_first_token(sample, now)
+        return deltas
+
+    def _fail(self, sample: ActiveSample) -> SampleDelta:
+        """What cannot be drawn from ends alone: rows know nothing of each other."""
+        position = sample.draw().position
+        reason = f"the model's logits at position {position} are not finite numbers"
+        request_id = sample.request.request.request_id
+        logger.error("request %s, sample %d: %s", request_id, sample.index, reason)
+        return sample.fail(reason)
+
+    def _note_first_token(self, sample: ActiveSample, now: float) -> None:
+        if sample.started_s is not None:
+            sample.first_token_s = now
+            self._counters.prefill_s += now - sample.started_s
+
+    def _close_finished(self, deltas: Sequence[tuple[ActiveSample, SampleDelta]]) -> list[int]:
+        finished = [sample for sample, delta in deltas if delta.finish_reason is not None]
+        now = perf_counter() if finished else 0.0
+        for sample in finished:
             active = sample.request
-            del active.open_samples[seq_id]
+            del self._samples[sample.seq_id]
+            del active.open_samples[sample.seq_id]
             if not active.open_samples:
-                del self._requests[active.request.request_id]
+                self._forget(active.request.request_id)
             self._counters.num_finished += 1
             self._counters.decode_s += now - (sample.first_token_s or now)
-        return finished
+        return [sample.seq_id for sample in finished]
+
+    def _forget(self, request_id: str) -> ActiveRequest | None:
+        active = self._requests.pop(request_id, None)
+        if active is not None and active.prompt_logprobs is not None:
+            self._num_describing -= 1
+        return active

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from lockstep.core.records import FinishReason
 from lockstep.core.sampling import SamplingParams
@@ -11,8 +11,7 @@ from lockstep.text.detokenizer import IncrementalDetokenizer, StopMatcher
 from lockstep.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Growth:
+class Growth(NamedTuple):
     """What one more token did to a sample."""
 
     text: str
@@ -67,6 +66,10 @@ class SampleText:
         if self._num_tokens >= self._max_new_tokens:
             return self._close(text, "length", None)
         return Growth(text=text)
+
+    def finish(self) -> str:
+        """Text that was held back, when no token ended the sample."""
+        return self._close("", "abort", None).text
 
     def _finish(self, end_token: int, reason: FinishReason, stop_reason: int | None) -> Growth:
         includes_end = self._params.include_stop_str_in_output

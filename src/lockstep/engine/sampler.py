@@ -6,6 +6,9 @@
 3. temperature, top-k, top-p, min-p and the draw (`lockstep.kernels.sampling`), whose noise is
    keyed by (seed, position of the drawn token), so that nothing else can change it.
 
+A request that asks for nothing of 2. and no alternatives is drawn within the step (see
+`lockstep.engine.runner`), by the same kernels; only the others come here.
+
 With a temperature and nothing else the sampling logprob has the bits of `model.token_logprobs(...,
 inverse_temperature=params.inverse_temperature)`. A row's result never depends on the other rows.
 Legend: R rows, V vocabulary.
@@ -22,6 +25,8 @@ from torch import Tensor
 from lockstep.core.records import TokenLogprob
 from lockstep.core.sampling import SamplingParams
 from lockstep.engine.logits import adjust, changes_logits
+from lockstep.engine.runner import StepOutputs
+from lockstep.engine.step_inputs import RowSampling
 from lockstep.kernels.cross_entropy import logprobs_of
 from lockstep.kernels.sampling import SampleResult, sample
 
@@ -44,6 +49,32 @@ class Draw:
     @property
     def position(self) -> int:
         return len(self.prompt) + len(self.output)
+
+
+def row_sampling(params: SamplingParams, seed: int) -> RowSampling:
+    """Step 3 as the kernel takes it."""
+    return RowSampling(
+        params.temperature, max(params.top_k, 0), params.top_p, params.min_p, _as_int64(seed)
+    )
+
+
+def wants_logits(params: SamplingParams) -> bool:
+    """Whether every draw needs `draw_tokens`, whatever was drawn before."""
+    return bool(params.logprobs) or changes_logits(params, num_output=params.min_tokens)
+
+
+def drawn_tokens(outputs: StepOutputs) -> list[TokenLogprob]:
+    """What a step drew by itself; a logprob is NaN where nothing could be drawn."""
+    return [
+        TokenLogprob(token_id=token, logprob=logprob, sampling_logprob=sampling_logprob)
+        for group in outputs.groups
+        for token, logprob, sampling_logprob in zip(
+            group.token_ids_R.tolist(),
+            group.logprobs_R.tolist(),
+            group.sampling_logprobs_R.tolist(),
+            strict=True,
+        )
+    ]
 
 
 @torch.no_grad()
@@ -107,14 +138,14 @@ def _adjusted(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _sample(logits_RV: Tensor, draws: Sequence[Draw]) -> SampleResult:
-    params = [draw.params for draw in draws]
+    rows = [row_sampling(draw.params, draw.seed) for draw in draws]
     return sample(
         logits_RV,
-        temperature_S=torch.tensor([p.temperature for p in params]),
-        top_k_S=torch.tensor([max(p.top_k, 0) for p in params]),
-        top_p_S=torch.tensor([p.top_p for p in params]),
-        min_p_S=torch.tensor([p.min_p for p in params]),
-        seed_S=torch.tensor([_as_int64(draw.seed) for draw in draws]),
+        temperature_S=torch.tensor([row.temperature for row in rows]),
+        top_k_S=torch.tensor([row.top_k for row in rows]),
+        top_p_S=torch.tensor([row.top_p for row in rows]),
+        min_p_S=torch.tensor([row.min_p for row in rows]),
+        seed_S=torch.tensor([row.seed for row in rows]),
         position_S=torch.tensor([draw.position for draw in draws]),
     )
 

@@ -8,6 +8,8 @@ or how many threads run.
 from lockstep.kernels.description import describe
 from lockstep.kernels.dispatch import use_reference
 from lockstep.kernels.native_library import (
+    configuration,
+    expect_work,
     force_isa,
     isa,
     isas,
@@ -17,7 +19,9 @@ from lockstep.kernels.native_library import (
 )
 
 __all__ = [
+    "configuration",
     "describe",
+    "expect_work",
     "force_isa",
     "isa",
     "isas",

@@ -10,7 +10,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,10 @@ ISAS = ("avx512bf16", "avx512vnni", "avx512", "avx2", "portable")
 """What a build for x86-64 has when the compiler knows it all, best first."""
 _FILE = "liblockstep_native.so"
 
+_observing = threading.Lock()
+_configurations = itertools.count(1)
+_configuration = 0
+
 _int, _float, _ptr, _long = ctypes.c_int, ctypes.c_float, ctypes.c_void_p, ctypes.c_int64
 
 # name -> argument types of what does not depend on the instruction set
@@ -33,6 +41,9 @@ _SERVICES: dict[str, list[Any]] = {
     "ls_advise_huge_pages": [_ptr, _long],
     "ls_force_isa": [ctypes.c_char_p],
     "ls_kernel": [ctypes.c_char_p],
+    "ls_kernel_number": [ctypes.c_char_p],
+    "ls_pool_wake": [],
+    "ls_replay": [_ptr, _long],
 }
 
 # name -> argument types of the kernels; the C declarations are in native/lockstep_native.h
@@ -88,6 +99,8 @@ def _load() -> ctypes.CDLL | str:
         function.restype = None
     library.ls_force_isa.restype = _int
     library.ls_kernel.restype = _ptr
+    library.ls_kernel_number.restype = _long
+    library.ls_replay.restype = _long
     _bind_kernels(library)
     library.ls_isa.restype = ctypes.c_char_p
     library.ls_isas.restype = ctypes.c_char_p
@@ -106,6 +119,30 @@ def _bind_kernels(library: ctypes.CDLL) -> None:
         address_of_kernel = library.ls_kernel(name.encode())
         assert address_of_kernel, f"the native library has no kernel {name!r}"
         setattr(library, f"ls_{name}", ctypes.CFUNCTYPE(None, *types)(address_of_kernel))
+
+
+@contextmanager
+def observed_kernels(on_call: Callable[[str, list[Any], tuple[Any, ...]], None]) -> Iterator[None]:
+    """Inside the block, `on_call(name, argument types, arguments)` before each kernel call of this
+    thread; other threads' calls go by unseen, and a second thread's block waits for this one's end.
+    """
+    library, thread = native(), threading.get_ident()
+
+    def observed(name: str, types: list[Any], kernel: Any) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            if threading.get_ident() == thread:
+                on_call(name, types, args)
+            kernel(*args)
+
+        return call
+
+    with _observing:
+        for name, types in _KERNELS.items():
+            setattr(library, f"ls_{name}", observed(name, types, getattr(library, f"ls_{name}")))
+        try:
+            yield
+        finally:
+            _bind_kernels(library)
 
 
 def missing_reason() -> str | None:
@@ -143,6 +180,7 @@ def force_isa(name: str) -> None:
     comparison.
     """
     _use_isa(native(), name)
+    _note_configuration()
 
 
 def _isas_of(library: ctypes.CDLL) -> dict[str, tuple[str, ...]]:
@@ -173,6 +211,25 @@ def set_num_threads(count: int) -> None:
         native().ls_set_threads(count)
     else:
         torch.set_num_threads(count)
+    _note_configuration()
+
+
+def expect_work() -> None:
+    """Have the kernels' parked threads wait awake for what is about to come."""
+    if missing_reason() is None:
+        native().ls_pool_wake()
+
+
+def configuration() -> int:
+    """A number that changes with the instruction set and the number of threads: whatever was
+    prepared for them (a captured step) is worth nothing when it has.
+    """
+    return _configuration
+
+
+def _note_configuration() -> None:
+    global _configuration
+    _configuration = next(_configurations)
 
 
 def num_threads() -> int:

@@ -72,6 +72,11 @@ class RotaryTable:
         self._frequencies, self._magnitude = rope_frequencies(config, head_dim)
         self._cos = self._sin = torch.empty(0, head_dim // 2)
 
+    @property
+    def num_positions(self) -> int:
+        """Positions in the table; a larger one is another table."""
+        return len(self._cos)
+
     def apply(self, x_TNH: Tensor, positions_T: Tensor) -> Tensor:
         return rope(x_TNH, positions_T, self._cos, self._sin)
 

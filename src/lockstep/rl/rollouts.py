@@ -97,7 +97,7 @@ def _trajectory(
 
 
 def _status(sample: Sample, grade: Grade) -> TrajectoryStatus:
-    if grade.error is not None:
+    if grade.error is not None or sample.finish_reason == "error":
         return "failed"
     return "truncated" if sample.finish_reason == "length" else "completed"
 

@@ -6,6 +6,8 @@ all its known tokens at admission, so that only decoding ever has to ask for mor
 
 from __future__ import annotations
 
+from array import array
+
 from lockstep.schedule.blocks import BlockPool
 from lockstep.schedule.prefix_cache import Node, RadixCache
 from lockstep.schedule.sequence import ScheduledSequence
@@ -38,7 +40,8 @@ class BlockTables:
             self.pool.acquire(block)
         num_fresh = self.num_blocks_for(len(sequence.tokens)) - len(shared)
         self.cache.make_room(num_fresh)
-        sequence.blocks = [block for _, block in shared] + self.pool.allocate(num_fresh)
+        sequence.blocks = array("i", [block for _, block in shared])
+        sequence.blocks.extend(self.pool.allocate(num_fresh))
         sequence.num_computed = len(shared) * self._block_size
         sequence.num_published = len(shared)
         sequence.cached_path = shared[-1][0] if shared else self.cache.root
@@ -49,8 +52,9 @@ class BlockTables:
 
     def grow(self, sequence: ScheduledSequence) -> None:
         num_missing = self._num_missing(sequence)
-        self.cache.make_room(num_missing)
-        sequence.blocks += self.pool.allocate(num_missing)
+        if num_missing:
+            self.cache.make_room(num_missing)
+            sequence.blocks.extend(self.pool.allocate(num_missing))
 
     def publish(self, sequence: ScheduledSequence) -> None:
         """Put blocks that have become full into the prefix cache.
@@ -59,10 +63,13 @@ class BlockTables:
         same time) the sequence changes over to it: the contents are the same to the bit, and a
         sequence then refers to every block on its path, which `RadixCache` relies on.
         """
+        num_full = sequence.num_computed // self._block_size
+        if num_full == sequence.num_published:
+            return
         node = sequence.cached_path
         if not self._enable_prefix_cache or node is None or not node.is_attached:
             return
-        for index in range(sequence.num_published, sequence.num_computed // self._block_size):
+        for index in range(sequence.num_published, num_full):
             tokens = sequence.tokens[index * self._block_size : (index + 1) * self._block_size]
             mine = sequence.blocks[index]
             node = self.cache.insert(node, tokens, mine, namespace=sequence.spec.namespace)
@@ -77,7 +84,7 @@ class BlockTables:
         """Give all blocks back, deepest first (see `RadixCache`), and forget what was computed."""
         for block in reversed(sequence.blocks):
             self.pool.release(block)
-        sequence.blocks = []
+        sequence.blocks = array("i")
         sequence.num_computed = 0
         sequence.num_published = 0
         sequence.cached_path = None

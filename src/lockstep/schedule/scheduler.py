@@ -73,7 +73,7 @@ class _Draft:
 
     def add(self, chunk: Chunk) -> None:
         self.chunks.append(chunk)
-        self.budget -= len(chunk.token_ids)
+        self.budget -= chunk.num_tokens
 
     def finish(self) -> Step:
         return Step(
@@ -117,7 +117,7 @@ class Scheduler:
 
     def block_table(self, seq_id: int) -> Sequence[int]:
         """Empty while the sequence waits."""
-        return self._sequences[seq_id].blocks
+        return self._sequences[seq_id].blocks.tolist()
 
     def add(self, spec: SequenceSpec) -> None:
         """Queue a sequence. Raises CapacityError if the whole KV cache could not hold it alone."""
@@ -157,8 +157,10 @@ class Scheduler:
         """Choose the next step and reserve its blocks; it must be committed before the next one."""
         assert self._in_flight is None, "commit the step in flight first"
         draft = _Draft(budget=self.config.max_batch_tokens)
-        decoding = [sequence for sequence in self._running if sequence.is_decoding]
-        prefilling = [sequence for sequence in self._running if not sequence.is_decoding]
+        decoding: list[ScheduledSequence] = []
+        prefilling: list[ScheduledSequence] = []
+        for sequence in self._running:
+            (decoding if sequence.is_decoding else prefilling).append(sequence)
         self._schedule_decodes(draft, decoding)
         self._schedule_prefills(draft, prefilling)
         self._in_flight = draft.finish()
@@ -248,13 +250,9 @@ class Scheduler:
 
     def _chunk(self, sequence: ScheduledSequence, num_tokens: int) -> Chunk:
         start, end = sequence.num_computed, sequence.num_computed + num_tokens
-        return Chunk(
-            seq_id=sequence.seq_id,
-            start=start,
-            token_ids=tuple(sequence.tokens[start:end]),
-            block_table=sequence.blocks,
-            samples=end == len(sequence.tokens) and sequence.spec.max_new_tokens > 0,
-        )
+        spec, tokens = sequence.spec, sequence.tokens
+        samples = end == len(tokens) and spec.max_new_tokens > 0
+        return Chunk(spec.seq_id, start, tokens[start:end], sequence.blocks, samples)
 
     @staticmethod
     def _enqueue(queue: list[ScheduledSequence], sequence: ScheduledSequence) -> None:

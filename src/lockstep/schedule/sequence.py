@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -43,7 +44,8 @@ class ScheduledSequence:
     """Prompt and everything sampled so far."""
     num_computed: int = 0
     """Positions whose keys and values are in `blocks`."""
-    blocks: list[int] = field(default_factory=list)
+    blocks: array[int] = field(default_factory=lambda: array("i"))
+    """32-bit integers, as a runner copies them into its tables at every step."""
     cached_path: Node | None = None
     """The prefix cache's node for the last published block; None before admission."""
     num_published: int = 0
@@ -72,7 +74,7 @@ class ScheduledSequence:
     @property
     def is_decoding(self) -> bool:
         """Only the token sampled last remains to be computed."""
-        return self.is_prompt_done and self.num_uncomputed == 1
+        return self.is_prompt_done and len(self.tokens) - self.num_computed == 1
 
     @property
     def num_shareable(self) -> int:

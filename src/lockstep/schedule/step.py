@@ -5,20 +5,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chunk:
-    """Consecutive tokens of one sequence, computed in one step."""
+class Chunk(NamedTuple):
+    """Consecutive tokens of one sequence, computed in one step. A tuple, since one is made for each
+    sequence and step.
+    """
 
     seq_id: int
     start: int
     """Position of the first token; everything before it is already in the blocks."""
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     block_table: Sequence[int]
     """Blocks of positions 0, block_size, ...; a view, valid until the step is committed."""
     samples: bool
     """The chunk ends at the last known token: the logits of its last row give the next one."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
 
     @property
     def end(self) -> int:
@@ -45,4 +51,4 @@ class Step:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(chunk.token_ids) for chunk in self.chunks)
+        return sum(chunk.num_tokens for chunk in self.chunks)

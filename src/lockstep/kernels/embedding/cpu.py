@@ -12,7 +12,8 @@ def embedding(weight_VD: Tensor, tokens_T: Tensor, bf16: bool) -> Tensor:
     weight_VD = weight_VD.contiguous()
     v, d = weight_VD.shape
     if tokens_T.numel():
-        lowest, highest = (int(bound) for bound in torch.aminmax(tokens_T))
+        tokens = tokens_T.numpy()  # no torch op: a captured step checks its tokens when recorded
+        lowest, highest = int(tokens.min()), int(tokens.max())
         if lowest < 0 or highest >= v:
             raise IndexError(
                 f"token id {highest if highest >= v else lowest} is not in the vocabulary, "

@@ -85,9 +85,10 @@ const Variant*& chosen() {
   return variant;
 }
 
-const Kernels& kernels() { return *chosen()->kernels(); }
-
 }  // namespace
+
+const Kernels& kernels_in_use() { return *chosen()->kernels(); }
+
 }  // namespace ls
 
 LS_EXPORT int ls_abi_version() { return 3; }
@@ -128,8 +129,7 @@ LS_EXPORT void ls_advise_huge_pages(void* data, int64_t bytes) {
 // Address of a kernel for the instruction set in use, null when there is none of that name.
 LS_EXPORT void* ls_kernel(const char* name) {
 #define LS_FIND(kernel) \
-  if (!std::strcmp(name, #kernel)) return reinterpret_cast<void*>(kernels().kernel);
-  using ls::kernels;
+  if (!std::strcmp(name, #kernel)) return reinterpret_cast<void*>(ls::kernels_in_use().kernel);
   LS_KERNELS(LS_FIND)
   return nullptr;
 }

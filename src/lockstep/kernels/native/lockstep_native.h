@@ -55,6 +55,9 @@ struct Kernels {
   X(embedding_backward) X(column_sum) X(kv_write) X(attention) X(attention_backward) X(row_logprobs) \
   X(row_softmax_grad) X(sample)
 
+// The kernels of the instruction set in use.
+const Kernels& kernels_in_use();
+
 // Calls fn(context, begin, end) over [0, count) in pieces of at most `grain`, on the pool's threads and the caller's.
 void parallel_for(int64_t count, int64_t grain, void (*fn)(void*, int64_t, int64_t), void* context);
 int num_threads();

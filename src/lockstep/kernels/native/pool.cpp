@@ -1,7 +1,10 @@
-// The thread pool: workers spin briefly for the next job, then park.
+// The thread pool: workers spin for the next job, then yield the core to whoever wants it, then park.
 //
-// A decode step has some 300 parallel regions, so handing over must cost well under a microsecond while work keeps
-// coming, and nothing when it does not. The caller works too and waits only for pieces that a worker has claimed, so a
+// A decode step has some 150 parallel regions, so handing over must cost well under a microsecond while work keeps
+// coming, and nothing when it does not. Spinning lasts from one kernel to the next of a replayed step; yielding from one
+// step to the next: it answers nearly as fast, but gives way to an event loop or a tokenizer on the same core. Waking a
+// parked worker takes the kernel tens of microseconds and up to milliseconds if it chooses the caller's core, hence
+// `ls_pool_wake`: an engine calls it when a step begins, and by the first job the workers are there. The caller works too and waits only for pieces that a worker has claimed, so a
 // worker the kernel has descheduled never holds a job up. Pieces are claimed with one compare-and-swap on a word that
 // holds the job's generation, its number of pieces and the next one, so a late worker cannot touch a newer job: an old
 // word either is exhausted or belongs to a job whose caller is still waiting.
@@ -10,6 +13,7 @@
 #endif
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -20,7 +24,8 @@
 namespace ls {
 namespace {
 
-constexpr int kSpins = 20000;  // some 0.5 ms on Zen 4: longer than Python takes between two kernels
+constexpr int kSpins = 4000;  // some 0.1 ms on Zen 4: longer than Python takes between two kernels
+constexpr auto kYielding = std::chrono::milliseconds(2);  // longer than an engine takes between two steps
 constexpr int64_t kMaxPieces = (1 << 20) - 1;
 
 // generation (24 bits) | pieces (20) | next piece (20)
@@ -43,6 +48,7 @@ struct Pool {
   std::mutex parking;
   std::condition_variable wake;
   std::atomic<int> parked{0};
+  uint64_t roused = 0;  // how often parked workers were told to expect a job; guarded by `parking`
 
   // Run pieces of generation `generation` until none is left.
   void work(uint32_t generation) {
@@ -62,24 +68,48 @@ struct Pool {
   void worker_main() {
     uint32_t done = 0;
     while (true) {
-      uint32_t generation = done;
-      for (int spin = 0; spin < kSpins && generation == done; ++spin) {
-        pause();
-        generation = generation_of(ticket.load(std::memory_order_acquire));
-      }
-      if (generation == done) {
-        std::unique_lock<std::mutex> lock(parking);
-        parked.fetch_add(1);
-        wake.wait(lock, [&] {
-          generation = generation_of(ticket.load(std::memory_order_acquire));
-          return stopping.load() || generation != done;
-        });
-        parked.fetch_sub(1);
-      }
+      while (!comes_soon(done)) park(done);
       if (stopping.load()) return;
+      const uint32_t generation = generation_of(ticket.load(std::memory_order_acquire));
       work(generation);
       done = generation;
     }
+  }
+
+  // Whether a job after generation `done`, or the end, comes while spinning and yielding.
+  bool comes_soon(uint32_t done) {
+    for (int spin = 0; spin < kSpins; ++spin) {
+      if (has_news(done)) return true;
+      pause();
+    }
+    const auto end = std::chrono::steady_clock::now() + kYielding;
+    while (std::chrono::steady_clock::now() < end) {
+      if (has_news(done)) return true;
+      std::this_thread::yield();
+    }
+    return false;
+  }
+
+  void park(uint32_t done) {
+    std::unique_lock<std::mutex> lock(parking);
+    parked.fetch_add(1);  // before has_news is asked: the caller stores the ticket, then asks for `parked`
+    const uint64_t before = roused;
+    wake.wait(lock, [&] { return has_news(done) || roused != before; });
+    parked.fetch_sub(1);
+  }
+
+  bool has_news(uint32_t done) const {
+    return generation_of(ticket.load(std::memory_order_seq_cst)) != done || stopping.load(std::memory_order_relaxed);
+  }
+
+  // Have parked workers spin again: a job is about to come.
+  void rouse() {
+    if (parked.load(std::memory_order_relaxed) == 0) return;
+    {
+      std::lock_guard<std::mutex> lock(parking);
+      ++roused;
+    }
+    wake.notify_all();
   }
 
   static void pause() {
@@ -149,4 +179,5 @@ int num_threads() { return static_cast<int>(pool().workers.size()) + 1; }
 }  // namespace ls
 
 LS_EXPORT void ls_set_threads(int threads) { ls::pool().resize(threads < 1 ? 1 : threads); }
+LS_EXPORT void ls_pool_wake() { ls::pool().rouse(); }
 LS_EXPORT int ls_threads() { return ls::num_threads(); }

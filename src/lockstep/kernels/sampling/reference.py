@@ -6,7 +6,8 @@ logits / temperature, g = -log(-log u). u comes from Philox4x32-10 (Salmon et al
 seed and counter = (v div 4, position low, position high, 0), word v mod 4, top 23 bits: u = (word
 >> 9 + 1/2) 2^-23. The logprob is that of the kept tokens' distribution. Filters act in the order
 top-k, top-p, min-p; ties keep the lower id. Temperature 0 takes the largest logit, lowest id first,
-with logprob 0. S rows, V vocabulary.
+with logprob 0. From a row that holds NaN, or whose largest logit is infinite, nothing can be drawn:
+token 0 with logprob NaN. S rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -66,6 +67,10 @@ def sample(
     tokens, logprobs = [], []
     for row, logits in enumerate(logits_SV):
         temperature = float(temperature_S[row])
+        if not logits.max().isfinite():  # max propagates NaN
+            tokens.append(0)
+            logprobs.append(float("nan"))
+            continue
         if temperature == 0.0:
             tokens.append(int((logits == logits.max()).nonzero()[0]))
             logprobs.append(0.0)

@@ -43,6 +43,10 @@ LS_INLINE V round_nearest(V a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NE
 LS_INLINE V keep_if_at_least(V x, V limit, V a) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_GE_OQ), a);
 }
+LS_INLINE bool any_nan(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0; }
+// Bit i: a[i] == b[i]
+LS_INLINE uint32_t equal_lanes(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+LS_INLINE uint32_t at_least_lanes(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
 // 2^n for integral n in [-126, 127]
 LS_INLINE V exp2_int(V n) {
   return _mm512_castsi512_ps(
@@ -101,6 +105,14 @@ LS_INLINE V keep_if_at_least(V x, V limit, V a) {
   return {_mm256_and_ps(_mm256_cmp_ps(x.lo, limit.lo, _CMP_GE_OQ), a.lo),
           _mm256_and_ps(_mm256_cmp_ps(x.hi, limit.hi, _CMP_GE_OQ), a.hi)};
 }
+template <int kPredicate>
+LS_INLINE uint32_t compare_lanes(V a, V b) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, kPredicate))) |
+         static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, kPredicate))) << 8;
+}
+LS_INLINE bool any_nan(V a, V b) { return compare_lanes<_CMP_UNORD_Q>(a, b) != 0; }
+LS_INLINE uint32_t equal_lanes(V a, V b) { return compare_lanes<_CMP_EQ_OQ>(a, b); }
+LS_INLINE uint32_t at_least_lanes(V a, V b) { return compare_lanes<_CMP_GE_OQ>(a, b); }
 LS_INLINE __m256 exp2_int_half(__m256 n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
@@ -165,6 +177,21 @@ LS_INLINE V min(V a, V b) { LS_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]) }
 LS_INLINE V fma(V a, V b, V c) { LS_EACH(__builtin_fmaf(a.v[i], b.v[i], c.v[i])) }
 LS_INLINE V round_nearest(V a) { LS_EACH(__builtin_rintf(a.v[i])) }
 LS_INLINE V keep_if_at_least(V x, V limit, V a) { LS_EACH(x.v[i] >= limit.v[i] ? a.v[i] : 0.0f) }
+LS_INLINE bool any_nan(V a, V b) {
+  bool any = false;
+  for (int i = 0; i < kLanes; ++i) any |= a.v[i] != a.v[i] || b.v[i] != b.v[i];
+  return any;
+}
+LS_INLINE uint32_t equal_lanes(V a, V b) {
+  uint32_t lanes = 0;
+  for (int i = 0; i < kLanes; ++i) lanes |= static_cast<uint32_t>(a.v[i] == b.v[i]) << i;
+  return lanes;
+}
+LS_INLINE uint32_t at_least_lanes(V a, V b) {
+  uint32_t lanes = 0;
+  for (int i = 0; i < kLanes; ++i) lanes |= static_cast<uint32_t>(a.v[i] >= b.v[i]) << i;
+  return lanes;
+}
 LS_INLINE V exp2_int(V n) { LS_EACH(float_of(static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23)) }
 LS_INLINE V load(const bf16* p) { LS_EACH(float_of(static_cast<uint32_t>(p[i]) << 16)) }
 LS_INLINE void store(bf16* p, V v) {
