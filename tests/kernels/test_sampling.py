@@ -117,3 +117,52 @@ def test_sampling_logprob_is_the_trainers_to_the_bit(normal, temperature):
     result = draw(logits, temperature=temperature, seed=torch.arange(50))
     scale = 1.0 / torch.full((50,), temperature)
     assert torch.equal(result.sampling_logprobs_S, logprobs_of(logits, result.token_ids_S, scale))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", [0, 63, 1000, 1002])
+def test_a_row_that_is_not_numbers_draws_nothing_and_leaves_its_neighbours_alone(
+    isa, normal, temperature, bad, place
+):
+    clean = normal(3, 1003)
+    broken = clean.clone()
+    broken[1, place] = bad
+    expected = draw(clean, temperature=temperature, seed=torch.arange(3))
+    got = draw(broken, temperature=temperature, seed=torch.arange(3))
+    with kernels.use_reference():
+        reference = draw(broken, temperature=temperature, seed=torch.arange(3))
+    for result in (got, reference):
+        assert result.token_ids_S[1] == 0
+        assert result.sampling_logprobs_S.isnan().tolist() == [False, True, False]
+    assert torch.equal(got.token_ids_S[::2], expected.token_ids_S[::2])
+    assert torch.equal(got.sampling_logprobs_S[::2], expected.sampling_logprobs_S[::2])
+    if bad != bad:
+        logprobs = logprobs_of(broken, torch.tensor([5, 5, 5]))
+        assert logprobs.isnan().tolist() == [False, True, False]
+
+
+def test_nothing_can_be_drawn_where_every_token_is_masked(isa):
+    result = draw(torch.full((1, 100), float("-inf")), temperature=0.0)
+    assert result.sampling_logprobs_S.isnan().all()
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 8.0])
+@pytest.mark.parametrize("top_p", [0.2, 0.95, 0.9999])
+def test_a_nucleus_of_any_size(isa, normal, spread, top_p):
+    """From a handful to nearly all of 5,003 tokens: sorted head and bins agree with a sort."""
+    logits = normal(6, 5003).mul(spread)
+    arguments = {"top_p": top_p, "seed": torch.arange(6), "position": 7}
+    native = draw(logits, **arguments)
+    with kernels.use_reference():
+        reference = draw(logits, **arguments)
+    assert torch.equal(native.token_ids_S, reference.token_ids_S)
+    assert torch.allclose(native.sampling_logprobs_S, reference.sampling_logprobs_S, atol=2e-5)
+
+
+def test_equals_at_the_edge_of_top_k_and_top_p_go_to_the_lower_id(isa):
+    logits = torch.zeros(1, 4099)
+    for filters, last in (({"top_k": 5}, 4), ({"top_p": 0.25}, 1024)):
+        tokens = draw(logits.expand(400, -1).contiguous(), seed=torch.arange(400), **filters)
+        assert tokens.token_ids_S.max() <= last
+        assert tokens.token_ids_S.unique().numel() > min(last, 100)

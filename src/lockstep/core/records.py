@@ -42,8 +42,8 @@ class Sample:
     """One for each token in `token_ids`."""
     finish_reason: FinishReason
     stop_reason: int | str | None = None
-    """The stop token id or stop string that ended it, or what the error was; None for end-of-sequence
-    and length.
+    """The stop token id or stop string that ended it, or what the error was; None for
+    end-of-sequence and length.
     """
     seed: int = 0
 

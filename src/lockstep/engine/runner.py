@@ -1,8 +1,8 @@
-"""Computes a scheduler's step: its chunks packed into one row of tokens, through the model, to drawn
-tokens.
+"""Computes a scheduler's step: its chunks packed into one row of tokens, through the model, to
+drawn tokens.
 
-The whole of it, from token ids to drawn ids and their logprobs, is one function of static inputs and
-a shape, so it can be captured (`lockstep.engine.programs`) and replayed in one native call; run
+The whole of it, from token ids to drawn ids and their logprobs, is one function of static inputs
+and a shape, so it can be captured (`lockstep.engine.programs`) and replayed in one native call; run
 eagerly it gives the same bits. Weights are the model's own parameters and are only read, so a
 trainer in the same process may own them. The KV cache lives here. Legend: T packed tokens, D
 hidden, R rows that are drawn from, V vocabulary.

@@ -6,11 +6,11 @@ GPU, and with the same rules: between two replays the inputs change in place, ne
 and the function may do nothing but call kernels, make views, and ask for uninitialised memory.
 Anything else would happen once and not again, so it is refused with a CaptureError that names it.
 
-Memory asked for while recording comes from an `Arena`. A piece goes back when the last tensor on it
-dies, so a program reuses memory exactly where Python would have. Programs that never run at the
-same time share one arena: it is as large as the largest needs. Every other tensor whose address a call
-was given (weights, caches, inputs) is kept alive by the program. Nothing here knows of models: when
-a program has become worthless (other weights) is for its owner to say.
+Memory asked for while recording comes from an `Arena`. A piece goes back when the last tensor on
+it dies, so a program reuses memory exactly where Python would have. Programs that never run at the
+same time share one arena: it is as large as the largest needs. Every other tensor whose address a
+call was given (weights, caches, inputs) is kept alive by the program. Nothing here knows of models:
+when a program has become worthless (other weights) is for its owner to say.
 """
 
 from __future__ import annotations

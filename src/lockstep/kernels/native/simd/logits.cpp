@@ -245,24 +245,45 @@ void keep_only(float* x, const int32_t* ids, float* values, int64_t vocab, int64
   for (int64_t i = 0; i < kept; ++i) x[ids[i]] = values[i];
 }
 
+// Ids of the most likely tokens that together hold `wanted` of the mass, at the front of `ids`; how many they are.
+// Tokens fall into bins by logit; only the bin in which the mass is reached has to be sorted.
+int64_t gather_nucleus(const float* x, int32_t* ids, int64_t vocab, float best, double wanted) {
+  constexpr int kBins = 1024, kBinsPerUnit = 16;
+  double mass[kBins] = {};
+  const auto bin_of = [&](float v) { return static_cast<int>(std::min((best - v) * kBinsPerUnit, kBins - 1.0f)); };
+  for (int64_t i = 0; i < vocab; ++i) mass[bin_of(x[i])] += exp64(static_cast<double>(x[i]) - best);
+  int last = 0;
+  double reached = 0.0;
+  while (last < kBins - 1 && reached + mass[last] < wanted) reached += mass[last++];
+  int64_t kept = 0;
+  for (int64_t i = 0; i < vocab; ++i) {
+    if (bin_of(x[i]) < last) ids[kept++] = static_cast<int32_t>(i);
+  }
+  int64_t end = kept;
+  for (int64_t i = 0; i < vocab; ++i) {
+    if (bin_of(x[i]) == last) ids[end++] = static_cast<int32_t>(i);
+  }
+  std::sort(ids + kept, ids + end, [x](int32_t a, int32_t b) { return x[a] > x[b] || (x[a] == x[b] && a < b); });
+  for (; kept < end && reached < wanted; ++kept) reached += exp64(static_cast<double>(x[ids[kept]]) - best);
+  return kept;
+}
+
 // Sets x of tokens that top-k, top-p and min-p drop to minus infinity. `spare` holds `vocab` floats.
 void filter(float* x, int32_t* ids, float* spare, int64_t vocab, float best, int64_t top_k, float top_p, float min_p) {
+  constexpr int64_t kHead = 256;  // mostly holds the nucleus
   const int64_t kept_by_k = top_k > 0 && top_k < vocab ? top_k : vocab;
   if (kept_by_k < vocab) {
     sort_largest(x, ids, spare, vocab, kept_by_k);
     keep_only(x, ids, spare, vocab, kept_by_k);
   }
   if (top_p < 1.0f) {
-    const double total = mass_of(x, vocab, best);
-    int64_t sorted = std::min<int64_t>(kept_by_k, kept_by_k < vocab ? kept_by_k : 256);
+    const double wanted = top_p * mass_of(x, vocab, best);
+    const int64_t sorted = std::min(kept_by_k < vocab ? kept_by_k : kHead, vocab);
+    if (kept_by_k == vocab) sort_largest(x, ids, spare, vocab, sorted);
+    double mass = 0.0;
     int64_t kept = 0;
-    while (true) {  // sort ever more until the sorted head holds top_p of the mass
-      sort_largest(x, ids, spare, vocab, sorted);
-      double mass = 0.0;
-      for (kept = 0; kept < sorted && mass < top_p * total; ++kept) mass += exp64(static_cast<double>(x[ids[kept]]) - best);
-      if (mass >= top_p * total || sorted == vocab || sorted == kept_by_k) break;
-      sorted = std::min(vocab, sorted * 8);
-    }
+    for (; kept < sorted && mass < wanted; ++kept) mass += exp64(static_cast<double>(x[ids[kept]]) - best);
+    if (mass < wanted && kept_by_k == vocab) kept = gather_nucleus(x, ids, vocab, best, wanted);
     keep_only(x, ids, spare, vocab, kept);
   }
   if (min_p > 0.0f) {
