@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from lockstep import kernels
-from lockstep.kernels.cross_entropy import logprobs_of, token_statistics
+from lockstep.kernels.cross_entropy import (
+    logprobs_of,
+    token_statistics,
+    weighted_logprob_sum,
+)
 from lockstep.kernels.linear import PackCache, linear
 
 
@@ -38,6 +42,42 @@ def test_values_and_gradients(isa, dtype, normal, assert_close, shape, temperatu
     assert_close(statistics.entropy_T, -(logp.exp() * logp).sum(-1), scale=8)
     assert_close(hidden.grad, h.grad, scale=8)
     assert_close(weight.grad, w.grad, scale=20 if dtype == torch.float32 else 4000)
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+@pytest.mark.parametrize("shape", [(1, 8, 3), (300, 32, 1029)], ids=str)
+def test_gradients_made_in_the_forward_pass(isa, dtype, normal, assert_close, shape, is_frozen):
+    """Of a weighted sum, and of logprobs under a frozen projection; logprobs keep their bits."""
+    t, d, v = shape
+    hidden, weight = normal(t, d, dtype=dtype).requires_grad_(), normal(v, d).mul(0.3)
+    weight.requires_grad_(not is_frozen)
+    targets, weights, packs = torch.arange(t) * 7 % v, normal(t), PackCache()
+    with torch.no_grad():
+        plain = token_statistics(hidden, weight, targets, packs=packs, inverse_temperature=0.7)
+    result = weighted_logprob_sum(
+        hidden, weight, targets, weights, packs=packs, inverse_temperature=0.7
+    )
+    assert result.total == (plain.logprobs_T * weights).sum()
+    assert torch.equal(result.entropy_T, plain.entropy_T)
+    (result.total * -0.5).backward()
+    gradients = [hidden.grad]
+    if is_frozen:
+        hidden.grad = None
+        again = token_statistics(hidden, weight, targets, packs=packs, inverse_temperature=0.7)
+        assert torch.equal(again.logprobs_T, plain.logprobs_T)
+        ((again.logprobs_T * weights).sum() * -0.5).backward()
+        gradients.append(hidden.grad)
+
+    h, w = (
+        hidden.detach().double().requires_grad_(),
+        weight.detach().to(dtype).double().requires_grad_(),
+    )
+    exact = torch.log_softmax(h @ w.t() * 0.7, -1).gather(1, targets[:, None])[:, 0]
+    ((exact * weights.double()).sum() * -0.5).backward()
+    for gradient in gradients:
+        assert_close(gradient, h.grad, scale=8)
+    if not is_frozen:
+        assert_close(weight.grad, w.grad, scale=20 if dtype == torch.float32 else 4000)
 
 
 def test_fused_and_logits_forms_agree_to_the_bit(dtype, normal):

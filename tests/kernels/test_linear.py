@@ -124,3 +124,44 @@ def test_a_product_is_added_once(isa, dtype, normal):
     packed = cpu.pack_temporary(w, dtype)
     product = cpu.gemm(x, packed, 128, out_dtype=torch.float32)
     assert torch.equal(cpu.gemm(x, packed, 128, out=y.clone(), accumulate=True), y + product)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 49, 17), (64, 97, 130), (2051, 16, 65)], ids=str)
+def test_weight_gradient_is_one_chain_of_sums(isa, dtype, normal, assert_close, shape):
+    """Against fp64; and a T cut into micro-batches, each added in place, gives the whole's bits."""
+    t, n, k = shape
+    dy, x = normal(t, n, dtype=dtype), normal(t, k, dtype=dtype)
+    whole = cpu.linear_grad_weight(dy, x)
+    assert_close(whole, dy.double().t() @ x.double(), scale=8)
+    parts = torch.full_like(whole, float("nan"))
+    cut = t // 2 // 2 * 2  # between pairs
+    cpu.add_grad_weight(parts, dy[:cut], x[:cut], accumulate=False)
+    cpu.add_grad_weight(parts, dy[cut:], x[cut:], accumulate=True)
+    assert torch.equal(parts, whole)
+
+
+def test_weight_gradients_agree_across_instruction_sets_and_threads(dtype, normal):
+    dy, x = normal(333, 130, dtype=dtype), normal(333, 90, dtype=dtype)
+    best, before = kernels.isa(), kernels.num_threads()
+    results = []
+    try:
+        for name in ("portable", best):
+            kernels.force_isa(name)
+            for threads in (1, 2):
+                kernels.set_num_threads(threads)
+                results.append(cpu.linear_grad_weight(dy, x))
+    finally:
+        kernels.force_isa(best)
+        kernels.set_num_threads(before)
+    assert all(torch.equal(other, results[0]) for other in results)
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 130])
+@pytest.mark.parametrize("k", [1, 2, 63, 65, 129])
+def test_packing_is_the_same_from_either_layout(dtype, normal, n, k):
+    rows = normal(n, k)
+    columns = rows.t().contiguous().t()
+    spaced = torch.empty(n, 2 * k)[:, ::2].copy_(rows)
+    packed = [cpu.pack_temporary(matrix, dtype) for matrix in (rows, columns, spaced)]
+    assert torch.equal(packed[0], packed[1])
+    assert torch.equal(packed[0], packed[2])

@@ -11,7 +11,7 @@ from lockstep.models.llama import Llama
 from lockstep.train.config import OptimizerConfig, ScheduleConfig
 from lockstep.train.optimizer import (
     build_optimizer,
-    clip_gradients,
+    clipping_factor,
     global_norm,
     learning_rate_at,
 )
@@ -51,12 +51,37 @@ def test_the_norm_is_right_and_the_same_for_any_number_of_threads(restore_thread
 
 
 def test_clipping_scales_to_the_limit_and_leaves_smaller_gradients_alone() -> None:
-    weight = torch.nn.Parameter(torch.zeros(2))
-    weight.grad = torch.tensor([3.0, 4.0])
-    assert clip_gradients([weight], max_norm=10.0) == 5.0
-    assert weight.grad.tolist() == [3.0, 4.0]
-    assert clip_gradients([weight], max_norm=1.0) == 5.0
-    assert weight.grad.tolist() == pytest.approx([0.6, 0.8])
+    assert clipping_factor(5.0, max_norm=10.0) == 1.0
+    assert clipping_factor(5.0, max_norm=None) == 1.0
+    assert clipping_factor(5.0, max_norm=1.0) == pytest.approx(0.2)
+
+
+def test_updates_are_those_of_torchs_adamw(make_model: Callable[..., Llama]) -> None:
+    """Five steps with decay and a clipped gradient, beside torch's AdamW in float64."""
+    ours, exact = make_model(), make_model().double()
+    exact.load_state_dict(ours.state_dict())
+    optimizer = build_optimizer(ours, OptimizerConfig(learning_rate=3e-3, weight_decay=0.1))
+    groups = [
+        {
+            "params": [
+                dict(exact.named_parameters())[n]
+                for n, w in ours.named_parameters()
+                if id(w) in {id(p) for p in group["params"]}
+            ],
+            "weight_decay": group["weight_decay"],
+        }
+        for group in optimizer.param_groups
+    ]
+    theirs = torch.optim.AdamW(groups, lr=3e-3)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        for mine, other in zip(ours.parameters(), exact.parameters(), strict=True):
+            mine.grad = torch.randn(mine.shape, generator=generator)
+            other.grad = mine.grad.double() * 0.25
+        optimizer.step(grad_scale=0.25)
+        theirs.step()
+    for mine, other in zip(ours.parameters(), exact.parameters(), strict=True):
+        assert torch.allclose(mine.double(), other, rtol=2e-6, atol=2e-8)
 
 
 def test_decay_is_on_matrices_only(make_model: Callable[..., Llama]) -> None:

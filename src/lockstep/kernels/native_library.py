@@ -77,6 +77,9 @@ _KERNELS: dict[str, list[Any]] = {
     "row_logprobs": [*[_ptr] * 6, _long, _long],
     "row_softmax_grad": [_ptr, _int, _ptr, _ptr, _ptr, _ptr, _ptr, _long, _long],
     "sample": [*[_ptr] * 9, _long, _long],
+    "grad_weight": [_ptr, _ptr, _ptr, _int, *[_long] * 5, _int],
+    "adamw": [_ptr, _ptr, _ptr, _ptr, _long, *[_float] * 8],
+    "sum_of_squares": [_ptr, _ptr, _long],
 }
 
 DTYPE_CODE = {torch.float32: 0, torch.bfloat16: 1}

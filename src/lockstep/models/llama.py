@@ -13,7 +13,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lockstep.core.model_config import ModelConfig
-from lockstep.kernels.cross_entropy import TokenStatistics, token_statistics
+from lockstep.kernels.cross_entropy import (
+    TokenStatistics,
+    WeightedSum,
+    token_statistics,
+    weighted_logprob_sum,
+)
 from lockstep.kernels.linear import linear
 from lockstep.kernels.silu_mul import silu_mul
 from lockstep.models.attention import AttentionContext, HeadSpec
@@ -171,6 +176,24 @@ class Llama(nn.Module):
             hidden_TD,
             head.weight,
             targets_T,
+            packs=head.packs,
+            inverse_temperature=inverse_temperature,
+        )
+
+    def weighted_logprob_sum(
+        self,
+        hidden_TD: Tensor,
+        targets_T: Tensor,
+        weights_T: Tensor,
+        inverse_temperature: float | Tensor = 1.0,
+    ) -> WeightedSum:
+        """sum of weights times logprobs: the loss whose gradient costs no second pass of logits."""
+        head = self._head
+        return weighted_logprob_sum(
+            hidden_TD,
+            head.weight,
+            targets_T,
+            weights_T,
             packs=head.packs,
             inverse_temperature=inverse_temperature,
         )

@@ -1,22 +1,67 @@
 """AdamW on fp32 master weights, global-norm clipping in a fixed order, and learning-rate schedules.
 
-Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019); the update itself
-is torch's. The rate is a function of the step number, not an object with state, so there is
-nothing to restore.
+Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019). Weights, moments and
+gradients are each touched once a step: clipping is a factor on the gradients as they are read. The
+rate is a function of the step number, not an object with state, so there is nothing to restore.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.core.errors import ConfigError
+from lockstep.kernels.adamw import Update, adamw, sums_of_squares
 from lockstep.train.config import OptimizerConfig, ScheduleConfig
 
-_NORM_BLOCK = 1024
+
+class AdamW(torch.optim.Optimizer):
+    """AdamW with the state names of torch's: `step`, `exp_avg`, `exp_avg_sq`, all fp32."""
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+    ) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: None = None, *, grad_scale: float = 1.0) -> None:
+        """Update every weight that has a gradient, of which `grad_scale` times is taken."""
+        assert closure is None, "the update needs the gradient once"
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._update(weight, weight.grad, group, grad_scale)
+
+    def _update(
+        self, weight: Tensor, gradient: Tensor, group: dict[str, Any], grad_scale: float
+    ) -> None:
+        state = self.state[weight]
+        if not state:
+            state["step"] = torch.zeros(())
+            state["exp_avg"] = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+            state["exp_avg_sq"] = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+        state["step"] += 1
+        update = Update(
+            rate=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            step=int(state["step"]),
+            grad_scale=grad_scale,
+        )
+        adamw(weight, state["exp_avg"], state["exp_avg_sq"], gradient.contiguous(), update)
+        # Packed copies of a weight know by its version that they are old.
+        torch.autograd.graph.increment_version(weight)
 
 
 def learning_rate_at(step: int, *, peak: float, num_steps: int, schedule: ScheduleConfig) -> float:
@@ -34,7 +79,7 @@ def learning_rate_at(step: int, *, peak: float, num_steps: int, schedule: Schedu
     return peak * (schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * remaining)
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> AdamW:
     """AdamW over the trainable parameters, in two groups: with and without weight decay."""
     trainable = [
         (name, weight) for name, weight in model.named_parameters() if weight.requires_grad
@@ -53,12 +98,11 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": exempt, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
+    return AdamW(
         [group for group in groups if group["params"]],
         lr=config.learning_rate,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
-        fused=True,
     )
 
 
@@ -72,31 +116,28 @@ def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [weight for weight in model.parameters() if weight.requires_grad]
 
 
-@torch.no_grad()
-def clip_gradients(parameters: Iterable[nn.Parameter], *, max_norm: float | None) -> float:
-    """Scale gradients in place to a global L2 norm of `max_norm` at most; return it as it was."""
-    gradients = [weight.grad for weight in parameters if weight.grad is not None]
-    norm = global_norm(gradients)
-    if max_norm is not None and norm > max_norm and math.isfinite(norm):
-        torch._foreach_mul_(gradients, max_norm / norm)
-    return norm
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
+    """Global L2 norm of the gradients."""
+    return global_norm([weight.grad for weight in parameters if weight.grad is not None])
+
+
+def clipping_factor(norm: float, *, max_norm: float | None) -> float:
+    """What brings gradients of L2 norm `norm` to `max_norm` at most."""
+    return 1.0 if max_norm is None or norm <= max_norm else max_norm / norm
 
 
 def global_norm(tensors: Sequence[Tensor]) -> float:
     """L2 norm over all elements, the same to the bit for any number of threads.
 
-    Squares are summed in blocks of 1,024 and the blocks by `math.fsum`, which rounds once and so
-    has no order.
+    Pieces are summed in a fixed order and the sums by `math.fsum`, which rounds once and so has no
+    order.
     """
-    block_sums: list[float] = []
+    sums: list[float] = []
     for tensor in tensors:
-        flat = tensor.detach().reshape(-1).to(torch.float32)
-        whole = flat.numel() // _NORM_BLOCK * _NORM_BLOCK
-        block_sums += flat[:whole].view(-1, _NORM_BLOCK).square().sum(dim=1).tolist()
-        block_sums.append(flat[whole:].square().sum().item())
-    if not all(map(math.isfinite, block_sums)):
+        sums += sums_of_squares(tensor.detach().float().contiguous()).tolist()
+    if not all(map(math.isfinite, sums)):
         return math.nan
-    return math.sqrt(math.fsum(block_sums))
+    return math.sqrt(math.fsum(sums))
 
 
 def _is_decayed(name: str, weight: Tensor) -> bool:

@@ -20,7 +20,12 @@ from lockstep.core.errors import LockstepError
 from lockstep.kernels.cross_entropy import TokenStatistics
 from lockstep.kernels.embedding import embedding
 from lockstep.models.llama import Llama
-from lockstep.train.optimizer import clip_gradients, trainable_parameters
+from lockstep.train.optimizer import (
+    AdamW,
+    clipping_factor,
+    gradient_norm,
+    trainable_parameters,
+)
 from lockstep.train.packing import MicroBatch
 
 
@@ -62,23 +67,26 @@ def target_statistics(
     R values each, fp32; only the logprobs are differentiable. Only the R rows that carry loss
     meet the vocabulary projection; a row's bits do not depend on the others.
     """
-    hidden_TD = model(micro_batch.tokens_T, micro_batch.positions_T, micro_batch.attention())
-    hidden_RD = embedding(hidden_TD, micro_batch.rows_R, dtype=hidden_TD.dtype)  # gathers rows
+    hidden_RD = _predicting_rows(model, micro_batch)
     return model.token_statistics(hidden_RD, micro_batch.targets_R, inverse_temperature)
 
 
 def negative_log_likelihood(model: Llama, micro_batch: MicroBatch) -> LossSum:
     """Cross-entropy summed over the loss tokens: the loss of supervised fine-tuning."""
-    statistics = target_statistics(model, micro_batch)
-    return LossSum(
-        total=-(statistics.logprobs_T * micro_batch.weights_R).sum(),
-        sums={"entropy": statistics.entropy_T.sum()},
-    )
+    hidden_RD = _predicting_rows(model, micro_batch)
+    weighted = model.weighted_logprob_sum(hidden_RD, micro_batch.targets_R, micro_batch.weights_R)
+    return LossSum(total=-weighted.total, sums={"entropy": weighted.entropy_T.sum()})
+
+
+def _predicting_rows(model: Llama, micro_batch: MicroBatch) -> Tensor:
+    """Hidden states (R, D) of the rows that predict a loss token."""
+    hidden_TD = model(micro_batch.tokens_T, micro_batch.positions_T, micro_batch.attention())
+    return embedding(hidden_TD, micro_batch.rows_R, dtype=hidden_TD.dtype)  # gathers rows
 
 
 def train_step(
     model: Llama,
-    optimizer: torch.optim.Optimizer,
+    optimizer: AdamW,
     micro_batches: Sequence[MicroBatch],
     loss_fn: LossFn,
     *,
@@ -95,16 +103,13 @@ def train_step(
         loss_sum += loss.total.item()
         for name, value in loss.sums.items():
             sums[name] = sums.get(name, 0.0) + float(value)
-    parameters = trainable_parameters(model)
-    grad_norm = clip_gradients(parameters, max_norm=max_grad_norm)
+    grad_norm = gradient_norm(trainable_parameters(model))
     if not (abs(grad_norm) < float("inf") and abs(loss_sum) < float("inf")):
         raise DivergenceError(
             f"the loss is {loss_sum / normaliser:g} and the gradient norm {grad_norm:g}; lower the "
             f"learning rate (now {optimizer.param_groups[0]['lr']:g}) or look for damaged records"
         )
-    optimizer.step()
-    # Packed copies of weights know by the version that they are old; fused AdamW leaves it.
-    torch.autograd.graph.increment_version(parameters)
+    optimizer.step(grad_scale=clipping_factor(grad_norm, max_norm=max_grad_norm))
     return StepMetrics(
         loss=loss_sum / normaliser,
         grad_norm=grad_norm,

@@ -3,6 +3,11 @@
 `token_logprobs` goes from hidden states through the last projection (fused and chunked, for
 training and prompt logprobs); `logprobs_of` starts from logits the sampler already has. Both give
 the same bits for the same row.
+
+Where a gradient is wanted it is made in the forward pass, while the logits are at hand: d hidden is
+linear in what each logprob's gradient will be, so it is kept for a factor of 1 and multiplied
+later; d weight needs the factors beforehand, as `weighted_logprob_sum` has them. Only a trained
+projection under factors that depend on the logprobs (RL on all weights) computes its logits twice.
 """
 
 from __future__ import annotations
@@ -17,7 +22,13 @@ from lockstep.kernels import dispatch
 from lockstep.kernels.cross_entropy import cpu, reference
 from lockstep.kernels.linear import PackCache
 
-__all__ = ["TokenStatistics", "logprobs_of", "token_statistics"]
+__all__ = [
+    "TokenStatistics",
+    "WeightedSum",
+    "logprobs_of",
+    "token_statistics",
+    "weighted_logprob_sum",
+]
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,14 @@ class TokenStatistics:
     """
 
     logprobs_T: Tensor
+    entropy_T: Tensor
+
+
+@dataclass(frozen=True)
+class WeightedSum:
+    """sum weight logprob (a scalar, differentiable), and the entropy of each row (not)."""
+
+    total: Tensor
     entropy_T: Tensor
 
 
@@ -50,6 +69,18 @@ _backward_op = dispatch.define(
     native=cpu.token_logprobs_backward,
     fake=lambda d, hidden, weight, packed, targets, scale, lse, needs: (
         hidden.new_empty(hidden.shape),
+        hidden.new_empty(weight.shape if needs else 0, dtype=torch.float32),
+    ),
+)
+_with_gradient = dispatch.define(
+    "token_logprobs_with_gradient(Tensor hidden, Tensor weight, Tensor packed, Tensor targets,"
+    " Tensor inverse_temperature, Tensor coefficients, bool weight_needs_grad)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    reference=reference.token_logprobs_with_gradient,
+    native=cpu.token_logprobs_with_gradient,
+    fake=lambda hidden, weight, packed, targets, scale, coefficients, needs: (
+        *_fake_rows(hidden),
+        hidden.new_empty(hidden.shape, dtype=torch.float32),
         hidden.new_empty(weight.shape if needs else 0, dtype=torch.float32),
     ),
 )
@@ -82,6 +113,62 @@ def _backward(
 dispatch.autograd("token_logprobs", backward=_backward, setup_context=_setup_context)
 
 
+class _Logprobs(torch.autograd.Function):
+    """(logprobs, entropy) under a frozen projection; keeps d logprob / d hidden of each row."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, packed: Tensor, targets: Tensor, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        logprobs, _lse, entropy, dhidden, _ = _with_gradient(
+            hidden, weight, packed, targets, scale, torch.ones_like(scale), False
+        )
+        ctx.mark_non_differentiable(entropy)
+        ctx.save_for_backward(dhidden)
+        ctx.dtype = hidden.dtype
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, dlogprobs: Tensor, _dentropy: Tensor) -> tuple[Tensor | None, ...]:
+        (dhidden,) = ctx.saved_tensors
+        return (dhidden * dlogprobs[:, None]).to(ctx.dtype), None, None, None, None
+
+
+class _WeightedSum(torch.autograd.Function):
+    """(sum, entropy); keeps the sum's gradients, that of the weight for one backward pass only."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        packed: Tensor,
+        targets: Tensor,
+        scale: Tensor,
+        weights: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        needs_weight = ctx.needs_input_grad[1]
+        logprobs, _lse, entropy, dhidden, dweight = _with_gradient(
+            hidden, weight, packed, targets, scale, weights, needs_weight
+        )
+        ctx.mark_non_differentiable(entropy)
+        ctx.save_for_backward(dhidden)
+        ctx.dtype, ctx.weight_dtype = hidden.dtype, weight.dtype
+        ctx.dweight = dweight if needs_weight else None
+        return (logprobs * weights).sum(), entropy
+
+    @staticmethod
+    def backward(ctx: Any, dtotal: Tensor, _dentropy: Tensor) -> tuple[Tensor | None, ...]:
+        (dhidden,) = ctx.saved_tensors
+        dweight = None
+        if ctx.needs_input_grad[1]:
+            # Scaled in place: a second copy of a vocabulary's gradient would be the peak of memory.
+            assert ctx.dweight is not None, "the weight's gradient was used up by another backward"
+            dweight = ctx.dweight.mul_(dtotal).to(ctx.weight_dtype)
+            ctx.dweight = None
+        return (dhidden * dtotal).to(ctx.dtype), dweight, None, None, None, None
+
+
 def token_statistics(
     hidden_TD: Tensor,
     weight_VD: Tensor,
@@ -92,9 +179,36 @@ def token_statistics(
 ) -> TokenStatistics:
     """Logprob and entropy of each row's next-token distribution; targets are int64 in [0, V)."""
     packed = packs.get(weight_VD, hidden_TD.dtype)
-    scale_T = _expand(inverse_temperature, targets_T)
-    logprobs, _lse, entropy = _token_logprobs(hidden_TD, weight_VD, packed, targets_T, scale_T)
+    inputs = (hidden_TD, weight_VD, packed, targets_T, _expand(inverse_temperature, targets_T))
+    if torch.is_grad_enabled() and hidden_TD.requires_grad and not weight_VD.requires_grad:
+        return TokenStatistics(*_Logprobs.apply(*inputs))
+    logprobs, _lse, entropy = _token_logprobs(*inputs)
     return TokenStatistics(logprobs, entropy)
+
+
+def weighted_logprob_sum(
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    targets_T: Tensor,
+    weights_T: Tensor,
+    *,
+    packs: PackCache,
+    inverse_temperature: float | Tensor = 1.0,
+) -> WeightedSum:
+    """sum of weights (fp32, constants) times the logprobs of `token_statistics`, to the bit."""
+    if not torch.is_grad_enabled():
+        statistics = token_statistics(
+            hidden_TD, weight_VD, targets_T, packs=packs, inverse_temperature=inverse_temperature
+        )
+        total = (statistics.logprobs_T * weights_T).sum()
+        return WeightedSum(total, statistics.entropy_T)
+    packed = packs.get(weight_VD, hidden_TD.dtype)
+    scale_T = _expand(inverse_temperature, targets_T)
+    return WeightedSum(
+        *_WeightedSum.apply(
+            hidden_TD, weight_VD, packed, targets_T, scale_T, weights_T.contiguous()
+        )
+    )
 
 
 def logprobs_of(

@@ -1,17 +1,20 @@
 """Native cross-entropy fused with the last projection, in chunks of rows, so the logits are never
 whole.
 
-A chunk of logits stays in cache between the product and the row pass; the backward pass computes it
-again. Chunks are 64 rows, or 256 where the weight's gradient is summed too (it is read and written
-once a chunk).
+A chunk of logits stays in cache between the product and the row pass.
+`token_logprobs_with_gradient` makes the gradients while a chunk is at hand, so a training step
+computes its logits once; `token_logprobs_backward` computes them again. Chunks are 64 rows, or 256
+where the weight's gradient is summed too (it is read and written once a chunk).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from lockstep.kernels.linear.cpu import gemm, pack_temporary
+from lockstep.kernels.linear.cpu import add_grad_weight, gemm, pack_temporary
 from lockstep.kernels.native_library import DTYPE_CODE, native
 
 _CHUNK, _CHUNK_WITH_WEIGHT_GRAD = 64, 256
@@ -67,34 +70,90 @@ def token_logprobs_backward(
     lse_T: Tensor,
     weight_needs_grad: bool,
 ) -> tuple[Tensor, Tensor]:
-    vocab_size, dtype = weight_VD.shape[0], hidden_TD.dtype
-    packed_for_input = pack_temporary(weight_VD.t(), dtype)
-    dhidden_TD = torch.empty_like(hidden_TD)
-    dweight_VD = torch.zeros(weight_VD.shape if weight_needs_grad else 0, dtype=torch.float32)
-    chunk = _CHUNK_WITH_WEIGHT_GRAD if weight_needs_grad else _CHUNK
-    for start in range(0, hidden_TD.shape[0], chunk):
-        rows = slice(start, start + chunk)
-        hidden = hidden_TD[rows].contiguous()
-        logits = gemm(hidden, packed, vocab_size, out_dtype=torch.float32)
-        dlogits = logits if dtype == torch.float32 else torch.empty(logits.shape, dtype=dtype)
+    gradients = _Gradients(hidden_TD, weight_VD, hidden_TD.dtype, weight_needs_grad)
+    for rows in gradients.chunks():
+        logits = gradients.logits(rows, packed)
+        gradients.add(
+            rows,
+            logits,
+            lse_T[rows],
+            targets_T[rows],
+            inverse_temperature_T[rows],
+            dlogprobs_T[rows],
+        )
+    return gradients.dhidden_TD, gradients.dweight_VD
+
+
+def token_logprobs_with_gradient(
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    packed: Tensor,
+    targets_T: Tensor,
+    inverse_temperature_T: Tensor,
+    coefficients_T: Tensor,
+    weight_needs_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    gradients = _Gradients(hidden_TD, weight_VD, torch.float32, weight_needs_grad)
+    statistics = [torch.empty(hidden_TD.shape[0], dtype=torch.float32) for _ in range(3)]
+    for rows in gradients.chunks():
+        targets, scale = targets_T[rows], inverse_temperature_T[rows]
+        logits = gradients.logits(rows, packed)
+        logprobs, lse, entropy = row_logprobs(logits, targets, scale)
+        for whole, part in zip(statistics, (logprobs, lse, entropy), strict=True):
+            whole[rows] = part
+        gradients.add(rows, logits, lse, targets, scale, coefficients_T[rows])
+    logprobs, lse, entropy = statistics
+    return logprobs, lse, entropy, gradients.dhidden_TD, gradients.dweight_VD
+
+
+class _Gradients:
+    """Of a weighted sum of logprobs, chunk by chunk in the order of the rows."""
+
+    def __init__(
+        self, hidden_TD: Tensor, weight_VD: Tensor, dtype: torch.dtype, weight_needs_grad: bool
+    ) -> None:
+        self._hidden_TD, self._vocab_size = hidden_TD.contiguous(), weight_VD.shape[0]
+        self._packed = pack_temporary(weight_VD.t(), hidden_TD.dtype)
+        self._weight_needs_grad = weight_needs_grad
+        self._chunk = _CHUNK_WITH_WEIGHT_GRAD if weight_needs_grad else _CHUNK
+        shape = (min(self._chunk, len(hidden_TD)), self._vocab_size)
+        self._logits = torch.empty(shape)  # one for all chunks: fresh memory is slow memory
+        is_fp32 = hidden_TD.dtype == torch.float32
+        self._dlogits = self._logits if is_fp32 else torch.empty(shape, dtype=hidden_TD.dtype)
+        self.dhidden_TD = torch.empty(hidden_TD.shape, dtype=dtype)
+        self.dweight_VD = torch.empty(weight_VD.shape if weight_needs_grad else 0)
+        if weight_needs_grad and len(hidden_TD) == 0:
+            self.dweight_VD.zero_()
+
+    def chunks(self) -> Iterator[slice]:
+        for start in range(0, len(self._hidden_TD), self._chunk):
+            yield slice(start, min(start + self._chunk, len(self._hidden_TD)))
+
+    def logits(self, rows: slice, packed: Tensor) -> Tensor:
+        out = self._logits[: rows.stop - rows.start]
+        return gemm(self._hidden_TD[rows], packed, self._vocab_size, out=out)
+
+    def add(
+        self,
+        rows: slice,
+        logits: Tensor,
+        lse_R: Tensor,
+        targets_R: Tensor,
+        inverse_temperature_R: Tensor,
+        coefficients_R: Tensor,
+    ) -> None:
+        """The part of one chunk, whose logits are overwritten in fp32."""
+        hidden, dlogits = self._hidden_TD[rows], self._dlogits[: len(logits)]
         native().ls_row_softmax_grad(
             dlogits.data_ptr(),
-            DTYPE_CODE[dtype],
+            DTYPE_CODE[dlogits.dtype],
             logits.data_ptr(),
-            lse_T[rows].data_ptr(),
-            targets_T[rows].data_ptr(),
-            inverse_temperature_T[rows].data_ptr(),
-            dlogprobs_T[rows].data_ptr(),
-            logits.shape[0],
-            vocab_size,
+            lse_R.data_ptr(),
+            targets_R.data_ptr(),
+            inverse_temperature_R.data_ptr(),
+            coefficients_R.data_ptr(),
+            *logits.shape,
         )
-        gemm(dlogits, packed_for_input, hidden.shape[1], out=dhidden_TD[rows])
-        if weight_needs_grad:
-            gemm(
-                dlogits.t().contiguous(),
-                pack_temporary(hidden.t(), dtype),
-                hidden.shape[1],
-                out=dweight_VD,
-                accumulate=True,
-            )
-    return dhidden_TD, dweight_VD
+        gemm(dlogits, self._packed, hidden.shape[1], out=self.dhidden_TD[rows])
+        if self._weight_needs_grad:
+            add_grad_weight(self.dweight_VD, dlogits, hidden, accumulate=rows.start > 0)

@@ -51,3 +51,19 @@ def token_logprobs_backward(
     dlogits = (dlogits * (inverse_temperature_T * dlogprobs_T)[:, None]).to(hidden_TD.dtype).float()
     dweight = dlogits.t() @ hidden_TD.float() if weight_needs_grad else torch.empty(0)
     return (dlogits @ weight).to(hidden_TD.dtype), dweight
+
+
+def token_logprobs_with_gradient(
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    packed: Tensor,
+    targets_T: Tensor,
+    inverse_temperature_T: Tensor,
+    coefficients_T: Tensor,
+    weight_needs_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`token_logprobs`, then dhidden and dweight of sum coefficient logprob; both in fp32."""
+    inputs = (hidden_TD, weight_VD, packed, targets_T, inverse_temperature_T)
+    statistics = token_logprobs(*inputs)
+    gradients = token_logprobs_backward(coefficients_T, *inputs, statistics[1], weight_needs_grad)
+    return *statistics, gradients[0].float(), gradients[1]

@@ -107,8 +107,25 @@ def linear_grad_input(dy_TN: Tensor, weight_NK: Tensor) -> Tensor:
 
 
 def linear_grad_weight(dy_TN: Tensor, x_TK: Tensor) -> Tensor:
-    packed = pack_temporary(x_TK.t(), x_TK.dtype)
-    return gemm(dy_TN.t().contiguous(), packed, x_TK.shape[1], out_dtype=torch.float32)
+    dw_NK = torch.empty(dy_TN.shape[1], x_TK.shape[1], dtype=torch.float32)
+    return add_grad_weight(dw_NK, dy_TN, x_TK, accumulate=False)
+
+
+def add_grad_weight(dw_NK: Tensor, dy_TN: Tensor, x_TK: Tensor, *, accumulate: bool) -> Tensor:
+    """dW = or += dY^T X, in place; T is summed in ascending order, onto what is there."""
+    dy_TN, x_TK = (rows if rows.stride(1) == 1 else rows.contiguous() for rows in (dy_TN, x_TK))
+    native().ls_grad_weight(
+        dw_NK.data_ptr(),
+        dy_TN.data_ptr(),
+        x_TK.data_ptr(),
+        DTYPE_CODE[x_TK.dtype],
+        x_TK.shape[0],
+        *dw_NK.shape,
+        dy_TN.stride(0),
+        x_TK.stride(0),
+        int(accumulate),
+    )
+    return dw_NK
 
 
 def column_sum(dy_TN: Tensor) -> Tensor:

@@ -47,13 +47,18 @@ struct Kernels {
   void (*sample)(int64_t* tokens, float* logprobs, const float* logits, const float* temperature,
                  const int64_t* top_k, const float* top_p, const float* min_p, const int64_t* seed,
                  const int64_t* position, int64_t rows, int64_t vocab);
+  void (*grad_weight)(float* dw, const void* dy, const void* x, int dtype, int64_t t, int64_t n, int64_t k, int64_t ldy,
+                      int64_t ldx, int accumulate);
+  void (*adamw)(float* p, float* m, float* v, const float* g, int64_t count, float grad_scale, float decay,
+                float weight1, float beta2, float weight2, float step_size, float root_correction2, float eps);
+  void (*sum_of_squares)(double* sums, const float* x, int64_t count);
 };
 
 // Every kernel by name: what simd/table.cpp fills in and dispatch.cpp hands out.
 #define LS_KERNELS(X) \
   X(pack) X(gemm) X(rms_norm) X(rms_norm_backward) X(rope) X(silu_mul) X(silu_mul_backward) X(embedding) \
   X(embedding_backward) X(column_sum) X(kv_write) X(attention) X(attention_backward) X(row_logprobs) \
-  X(row_softmax_grad) X(sample)
+  X(row_softmax_grad) X(sample) X(grad_weight) X(adamw) X(sum_of_squares)
 
 // The kernels of the instruction set in use.
 const Kernels& kernels_in_use();

@@ -35,6 +35,7 @@ LS_INLINE V add(V a, V b) { return _mm512_add_ps(a, b); }
 LS_INLINE V sub(V a, V b) { return _mm512_sub_ps(a, b); }
 LS_INLINE V mul(V a, V b) { return _mm512_mul_ps(a, b); }
 LS_INLINE V div(V a, V b) { return _mm512_div_ps(a, b); }
+LS_INLINE V sqrt(V a) { return _mm512_sqrt_ps(a); }
 LS_INLINE V max(V a, V b) { return _mm512_max_ps(a, b); }
 LS_INLINE V min(V a, V b) { return _mm512_min_ps(a, b); }
 LS_INLINE V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
@@ -65,6 +66,11 @@ LS_INLINE void store(bf16* p, V v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 }
 LS_INLINE V set1_bits(uint32_t x) { return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(x))); }
+// Of two vectors of bf16 values held as fp32, the pairs (low, high) that dot_bf16 takes.
+LS_INLINE V pair_bf16(V low, V high) {
+  return _mm512_castsi512_ps(_mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(low), 16),
+                                             _mm512_and_si512(_mm512_castps_si512(high), _mm512_set1_epi32(-65536))));
+}
 #if defined(__AVX512BF16__)
 LS_INLINE V dot_bf16(V c, V a, V b) {
   return _mm512_dpbf16_ps(c, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
@@ -94,6 +100,7 @@ LS_INLINE V add(V a, V b) { return LS_BOTH(_mm256_add_ps); }
 LS_INLINE V sub(V a, V b) { return LS_BOTH(_mm256_sub_ps); }
 LS_INLINE V mul(V a, V b) { return LS_BOTH(_mm256_mul_ps); }
 LS_INLINE V div(V a, V b) { return LS_BOTH(_mm256_div_ps); }
+LS_INLINE V sqrt(V a) { return {_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)}; }
 LS_INLINE V max(V a, V b) { return LS_BOTH(_mm256_max_ps); }
 LS_INLINE V min(V a, V b) { return LS_BOTH(_mm256_min_ps); }
 LS_INLINE V fma(V a, V b, V c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
@@ -143,6 +150,10 @@ LS_INLINE __m256 high_bits(__m256 a) { return _mm256_and_ps(a, _mm256_castsi256_
 LS_INLINE __m256 low_bits(__m256 a) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 16)); }
 LS_INLINE V high_half(V a) { return {high_bits(a.lo), high_bits(a.hi)}; }
 LS_INLINE V low_half(V a) { return {low_bits(a.lo), low_bits(a.hi)}; }
+LS_INLINE __m256 pair_bits(__m256 low, __m256 high) {
+  return _mm256_or_ps(_mm256_castsi256_ps(_mm256_srli_epi32(_mm256_castps_si256(low), 16)), high_bits(high));
+}
+LS_INLINE V pair_bf16(V low, V high) { return {pair_bits(low.lo, high.lo), pair_bits(low.hi, high.hi)}; }
 #undef LS_BOTH
 
 #else
@@ -172,6 +183,7 @@ LS_INLINE V add(V a, V b) { LS_EACH(a.v[i] + b.v[i]) }
 LS_INLINE V sub(V a, V b) { LS_EACH(a.v[i] - b.v[i]) }
 LS_INLINE V mul(V a, V b) { LS_EACH(a.v[i] * b.v[i]) }
 LS_INLINE V div(V a, V b) { LS_EACH(a.v[i] / b.v[i]) }
+LS_INLINE V sqrt(V a) { LS_EACH(std::sqrt(a.v[i])) }
 LS_INLINE V max(V a, V b) { LS_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]) }
 LS_INLINE V min(V a, V b) { LS_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]) }
 LS_INLINE V fma(V a, V b, V c) { LS_EACH(__builtin_fmaf(a.v[i], b.v[i], c.v[i])) }
@@ -204,6 +216,7 @@ LS_INLINE void store(bf16* p, V v) {
 LS_INLINE V set1_bits(uint32_t x) { LS_EACH(float_of(x)) }
 LS_INLINE V high_half(V a) { LS_EACH(float_of(bits_of(a.v[i]) & 0xFFFF0000u)) }
 LS_INLINE V low_half(V a) { LS_EACH(float_of(bits_of(a.v[i]) << 16)) }
+LS_INLINE V pair_bf16(V low, V high) { LS_EACH(float_of(bits_of(low.v[i]) >> 16 | (bits_of(high.v[i]) & 0xFFFF0000u))) }
 #undef LS_EACH
 #endif
 
