@@ -74,6 +74,8 @@ void case_attention_backward(Run& run) {
   const Batch batch;
   const int64_t t = batch.num_tokens;
   for (int dtype : kDtypes) {
+    // vdpbf16ps flushes denormals, other instruction sets do not.
+    if (dtype == ls::kBf16 && run.numbers == Numbers::denormal) continue;
     for (int64_t h : {3, 34, 128}) {
       for (int64_t window : {0, 20}) {
         auto q = run.values(t * kHeads * h, dtype), k = run.values(t * kKvHeads * h, dtype);
