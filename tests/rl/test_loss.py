@@ -13,6 +13,8 @@ from lockstep.models.attention import PackedAttention
 from lockstep.rl.batch import make_batch
 from lockstep.rl.config import AlgorithmConfig
 from lockstep.rl.loss import BEHAVIOUR, MismatchError, PolicyLoss, kl_estimate
+from lockstep.train.config import OptimizerConfig
+from lockstep.train.optimizer import build_optimizer
 from lockstep.train.packing import pack
 from lockstep.train.step import target_statistics, train_step
 
@@ -93,7 +95,7 @@ def test_gradient_is_that_of_plain_grpo(
     )
     batch = make_batch(rollouts, config, max_tokens=16)
     assert (len(batch.documents), batch.num_trained) == (4, 5)
-    optimizer = torch.optim.SGD(tiny_model.parameters(), lr=0.0)
+    optimizer = build_optimizer(tiny_model, OptimizerConfig())
     metrics = train_step(
         tiny_model,
         optimizer,
