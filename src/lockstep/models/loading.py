@@ -16,11 +16,12 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import nn
 
+from lockstep import kernels
 from lockstep.core.errors import CheckpointError, ConfigError
 from lockstep.core.json_fields import JsonFields
 from lockstep.core.model_config import ModelConfig
 from lockstep.core.progress import Progress
-from lockstep.models.gguf_model import GgufModel
+from lockstep.models import packed_cache
 from lockstep.models.hf_folder import HfFolder
 from lockstep.models.llama import Llama
 from lockstep.models.resolve import ModelSource, resolve_model
@@ -69,13 +70,15 @@ def load_model(
     *,
     precision: Precision = "bf16",
     master_weights: bool = False,
+    packed: bool = False,
     quiet: bool = False,
 ) -> LoadedModel:
     """Load `source`: a known name such as `smollm2`, a Hugging Face folder or a GGUF file.
 
     Computation is in `precision`. Parameters are held in it too, or in float32 with
-    `master_weights` (for training). Raises CheckpointError, or FetchError for a known name
-    that cannot be had.
+    `master_weights` (for training). With `packed` the model can only serve: its projections are
+    held in packed form alone, read from the file kept by the last such call (`packed_cache`).
+    Raises CheckpointError, or FetchError for a known name that cannot be had.
     """
     if precision not in DTYPES:
         raise ConfigError(f"precision is {precision!r}; use {' or '.join(DTYPES)}")
@@ -96,7 +99,10 @@ def load_model(
             f"{resolved.path}: the tokenizer has {tokenizer.vocab_size} tokens, "
             f"the model only {config.vocab_size}"
         )
-    copy_weights(checkpoint, model, where=str(resolved.path), quiet=quiet)
+    if packed and kernels.missing_reason() is None:
+        _load_packed(checkpoint, model, resolved, precision, quiet=quiet)
+    else:
+        copy_weights(checkpoint, model, where=str(resolved.path), quiet=quiet)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -107,9 +113,27 @@ def load_model(
     )
 
 
+def _load_packed(
+    checkpoint: Checkpoint, model: Llama, source: ModelSource, precision: str, *, quiet: bool
+) -> None:
+    file = packed_cache.PackedFile.of(source, precision)
+    tensors = file.read()
+    if tensors is None:
+        copy_weights(checkpoint, model, where=str(source.path), quiet=quiet)
+        model.pack_weights()
+        file.write(packed_cache.packed_weights_of(model))
+        packed_cache.release_weights(model)
+    else:
+        packed_cache.take_packed_weights(model, tensors)
+
+
 def open_checkpoint(source: ModelSource) -> Checkpoint:
     """The checkpoint with nothing but its headers read."""
-    return GgufModel(source.path) if source.format == "gguf" else HfFolder(source.path)
+    if source.format == "gguf":
+        from lockstep.models.gguf_model import GgufModel  # 60 ms that other starts need not pay
+
+        return GgufModel(source.path)
+    return HfFolder(source.path)
 
 
 def copy_weights(checkpoint: Checkpoint, model: Llama, *, where: str, quiet: bool = False) -> None:

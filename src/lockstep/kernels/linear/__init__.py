@@ -90,6 +90,13 @@ class PackCache:
             self._key = key
         return self._packed
 
+    def adopt(self, packed: Tensor, weight_NK: Tensor, dtype: torch.dtype) -> None:
+        """Take what `get` gave elsewhere for the same weight; `weight_NK` may be on the meta
+        device.
+        """
+        self._packed = packed
+        self._key = (weight_NK._version, weight_NK.data_ptr(), dtype, False)
+
 
 def linear(
     x_TK: Tensor,
