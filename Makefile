@@ -6,9 +6,11 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip
 PYTEST := $(BIN)/pytest
 ONE_AT_A_TIME := $(shell command -v flock > /dev/null && echo flock build/native/.lock)
 INSTALL_INPUTS := pyproject.toml constraints.txt
+PEERS := llama_cpp openvino onnxruntime vllm trl
+BENCH_PAGE := --markdown README.md --plot benchmarks/results
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-isas sanitize sanitize-all check format docs bench native wheel clean
+.PHONY: help setup demo test test-all test-isas sanitize sanitize-all check format docs bench bench-full bench-peers native wheel clean
 
 help:  ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,9 +69,17 @@ format:  ## Let ruff format and mend what it can
 docs:  ## Rewrite the tour of the code in docs/architecture.md
 	$(BIN)/python scripts/write_tour.py
 
-bench: setup .benchmarks/venv/.ready  ## Measure beside llama.cpp and transformers, on idle cores
-	$(BIN)/python benchmarks/side_by_side.py --markdown
+# On idle cores. The first run makes the peers' environments and models, which takes half an hour.
+bench: setup bench-peers  ## Measure beside the peers (20 minutes): table, plot, README.md
+	$(BIN)/python benchmarks/side_by_side.py --precisions bf16,int8,int4 --rounds 2 $(BENCH_PAGE)
+
+bench-full: setup bench-peers  ## Measure all of it: more rounds, fp32, the larger model, kernels (hours)
+	$(BIN)/python benchmarks/side_by_side.py --precisions bf16,int8,int4,shipped,fp32 --rounds 5
+	$(BIN)/python benchmarks/side_by_side.py --model qwen --rounds 3 $(BENCH_PAGE)
+	$(BIN)/python benchmarks/contract_cost.py
 	$(BIN)/python benchmarks/linear_beside_torch.py
+
+bench-peers: $(PEERS:%=.benchmarks/venvs/%/.ready)  ## Make the peers' virtual environments
 
 # A second or two after a change: rebuilds what changed and puts the library next to its sources.
 native: .venv/.dev  ## Rebuild the native CPU kernels in place
@@ -100,8 +110,8 @@ clean:  ## Remove build outputs and caches, not .venv and not runs/
 	$(PIP) install -C wheel.cmake=false -e '.[dev]'
 	@touch .venv/.run $@
 
-# The peers, apart from our own environment; llama.cpp is compiled, which takes some ten minutes.
-.benchmarks/venv/.ready: benchmarks/requirements.txt
-	test -x .benchmarks/venv/bin/pip || $(PYTHON) -m venv .benchmarks/venv
-	PIP_DISABLE_PIP_VERSION_CHECK=1 .benchmarks/venv/bin/pip install -r benchmarks/requirements.txt
+# A peer in an environment of its own, of exactly the packages listed.
+.benchmarks/venvs/%/.ready: benchmarks/peers/%.txt
+	test -x .benchmarks/venvs/$*/bin/pip || $(PYTHON) -m venv .benchmarks/venvs/$*
+	PIP_DISABLE_PIP_VERSION_CHECK=1 .benchmarks/venvs/$*/bin/pip install --no-deps -r $<
 	@touch $@

@@ -16,8 +16,11 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
-from worker_loop import Handler, serve
-from workload import GENERATED_TOKENS, PREFILL_TOKENS, PROMPT_TOKENS
+from worker_loop import Handler, decoded, prefilled, reusable, serve
+from workload import GENERATED_TOKENS, SHORT_CONTEXT_TOKENS
+
+BATCH_TOKENS = 512
+"""Computed together: llama.cpp's own default of physical batches."""
 
 
 class Context:
@@ -26,22 +29,23 @@ class Context:
     def __init__(self, model: Any, *, num_streams: int, stream_tokens: int, threads: int) -> None:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = num_streams * stream_tokens
-        params.n_batch = params.n_ubatch = PREFILL_TOKENS
+        params.n_batch = params.n_ubatch = BATCH_TOKENS
         params.n_seq_max = num_streams
         params.n_threads = params.n_threads_batch = threads
         self._context = llama_cpp.llama_init_from_model(model, params)
         assert self._context, "llama.cpp could not make a context"
         self._memory = llama_cpp.llama_get_memory(self._context)
-        self._batch = llama_cpp.llama_batch_init(PREFILL_TOKENS, 0, 1)
+        self._batch = llama_cpp.llama_batch_init(BATCH_TOKENS, 0, 1)
         self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-        self.prompts: Sequence[Sequence[int]] | None = None
 
     def forget(self, *, start: int) -> None:
         """Drop what every stream holds from position `start` on."""
         llama_cpp.llama_memory_seq_rm(self._memory, -1, start, -1)
 
     def step(self, tokens: Sequence[tuple[int, int, int]]) -> list[int]:
-        """Compute (token, position, stream) triples; the greedy successor of each stream's last."""
+        """Compute (token, position, stream) triples, at most BATCH_TOKENS of them; the greedy
+        successor of each stream's last.
+        """
         last = {stream: index for index, (_, _, stream) in enumerate(tokens)}
         batch = self._batch
         batch.n_tokens = len(tokens)
@@ -58,6 +62,14 @@ class Context:
         rows = np.ctypeslib.as_array(pointer, shape=(len(last), self._vocab))
         return rows.argmax(axis=1).tolist()
 
+    def read(self, prompt: Sequence[int], *, stream: int, start: int = 0) -> int:
+        """Compute the tokens of a prompt from position `start` on; its greedy successor."""
+        triples = [(token, position, stream) for position, token in enumerate(prompt)][start:]
+        successor = 0
+        for begin in range(0, len(triples), BATCH_TOKENS):
+            (successor,) = self.step(triples[begin : begin + BATCH_TOKENS])
+        return successor
+
 
 class Inference:
     def __init__(self, model: str, threads: int) -> None:
@@ -68,20 +80,21 @@ class Inference:
         )
         assert self._model, f"llama.cpp could not load {model}"
         self._prefill = Context(
-            self._model, num_streams=1, stream_tokens=PREFILL_TOKENS, threads=threads
+            self._model, num_streams=1, stream_tokens=SHORT_CONTEXT_TOKENS, threads=threads
         )
-        self._decoders: dict[int, Context] = {}
+        self._held: list[int] = []
+        self._decoders: dict[tuple[int, int], Context] = {}
 
     def prefill(self, prompt: list[int]) -> dict[str, Any]:
-        self._prefill.forget(start=0)
-        triples = [(token, position, 0) for position, token in enumerate(prompt)]
         start = perf_counter()
-        token_ids = [self._prefill.step(triples)]
+        num_cached = reusable(self._held, prompt)
+        self._prefill.forget(start=num_cached)
+        token = self._prefill.read(prompt, stream=0, start=num_cached)
         seconds = perf_counter() - start
-        return {"seconds": seconds, "num_tokens": len(prompt), "token_ids": token_ids}
+        self._held = prompt
+        return prefilled(seconds, prompt, token, num_cached=num_cached)
 
     def decode(self, prompts: list[list[int]], num_generated: int) -> dict[str, Any]:
-        """Timed from when every stream has its first token."""
         context = self._decoder(prompts)
         position = len(prompts[0]) - 1
         context.forget(start=position)
@@ -94,23 +107,22 @@ class Inference:
             tokens = context.step([(tokens[s], position, s) for s in streams])
             steps.append(tokens)
         seconds = perf_counter() - start
-        token_ids = [list(stream) for stream in zip(*steps, strict=True)]
-        num_tokens = len(prompts) * (num_generated - 1)
-        return {"seconds": seconds, "num_tokens": num_tokens, "token_ids": token_ids}
+        return decoded(seconds, list(zip(*steps, strict=True)))
 
     def _decoder(self, prompts: list[list[int]]) -> Context:
         """A context that holds all of the prompts; they are computed once, untimed."""
-        if len(prompts) not in self._decoders:
+        shape = (len(prompts), len(prompts[0]))
+        if shape not in self._decoders:
             context = Context(
                 self._model,
-                num_streams=len(prompts),
-                stream_tokens=PROMPT_TOKENS + GENERATED_TOKENS,
+                num_streams=shape[0],
+                stream_tokens=shape[1] + GENERATED_TOKENS,
                 threads=self._threads,
             )
             for stream, prompt in enumerate(prompts):
-                context.step([(token, position, stream) for position, token in enumerate(prompt)])
-            self._decoders[len(prompts)] = context
-        return self._decoders[len(prompts)]
+                context.read(prompt, stream=stream)
+            self._decoders[shape] = context
+        return self._decoders[shape]
 
 
 def describe() -> dict[str, Any]:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 from pathlib import Path
+from time import perf_counter
 from types import TracebackType
 from typing import Any
 
 HERE = Path(__file__).parent
+PATIENCE_S = 900
 
 
 class WorkerError(RuntimeError):
-    """A worker ended instead of answering."""
+    """A worker ended, or was silent for too long, instead of answering."""
+
+
+class MissingError(RuntimeError):
+    """The system has no such precision."""
 
 
 class Worker:
@@ -25,7 +32,15 @@ class Worker:
     """
 
     def __init__(
-        self, script: str, *, python: Path, model: Path, precision: str, threads: int, log: Path
+        self,
+        script: str,
+        *,
+        python: Path,
+        model: Path,
+        precision: str,
+        threads: int,
+        log: Path,
+        training: bool = False,
     ) -> None:
         self.name = f"{script} {precision}"
         self._log = log
@@ -37,6 +52,9 @@ class Worker:
         }
         command = [str(python), str(HERE / f"{script}.py"), "--model", str(model)]
         command += ["--precision", precision, "--threads", str(threads)]
+        if training:
+            command.append("--training")
+        self.started_s = perf_counter()
         with log.open("w") as stderr:
             self._process = subprocess.Popen(
                 command,
@@ -46,8 +64,22 @@ class Worker:
                 text=True,
                 env=environment,
             )
-        self._answer()
+        try:
+            loaded = self._answer()
+        except WorkerError:
+            self.close()
+            raise
+        if "unsupported" in loaded:
+            self.close()
+            raise MissingError(loaded["unsupported"])
         self._process.send_signal(signal.SIGSTOP)
+
+    @property
+    def peak_rss_bytes(self) -> int:
+        """Most that was resident at any time, mapped files included."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
 
     @property
     def pid(self) -> int:
@@ -70,6 +102,9 @@ class Worker:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
 
     def __enter__(self) -> Worker:
         return self
@@ -84,6 +119,8 @@ class Worker:
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], PATIENCE_S)[0]:
+            raise WorkerError(f"{self.name} said nothing for {PATIENCE_S} s (see {self._log})")
         line = self._process.stdout.readline()
         if not line:
             code = self._process.wait()

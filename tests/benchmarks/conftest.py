@@ -20,45 +20,49 @@ def load_benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleTyp
 
 @pytest.fixture
 def result() -> dict[str, Any]:
-    """A run of three rounds as side_by_side.py writes it."""
+    """Two runs of one model as side_by_side.py writes them; the second is faster by half."""
 
-    def sample(title: str, precision: str, system: str, round_: int, seconds: float) -> dict:
+    def sample(run: str, system: str, number: int, value: float, **case: Any) -> dict[str, Any]:
+        about = {"kind": "prefill", "precision": "bf16", "batch": 1, "cached_tokens": 0}
+        about |= {"prompt_tokens": 512} | case
+        return about | {"run": run, "system": system, "round": number, "value": value}
+
+    def run(day: str, limits: dict[str, float], missing: list[dict[str, str]]) -> dict[str, Any]:
         return {
-            "title": title,
-            "precision": precision,
-            "system": system,
-            "round": round_,
-            "num_tokens": 512,
-            "seconds": seconds,
+            "model": "SmolLM2-135M-Instruct",
+            "date": day,
+            "git": {"commit": "0123456789abcdef", "dirty": False},
+            "hardware": {"cpu_model": "A CPU"},
+            "threads": 2,
+            "rounds": 3,
+            "systems": {"llama.cpp": {"versions": {"llama-cpp-python": "0.3.36"}, "notes": ""}},
+            "machine": {"bytes_per_s": {"269000000": 35e9}, "flops_per_s": {"bf16": 4e11}},
+            "limits": limits,
+            "agreement": [
+                {"system": "llama.cpp", "precision": "bf16", "streams": 8, "identical": 7}
+            ],
+            "missing": missing,
         }
 
-    times = {
-        "Lockstep": (0.5, 0.4, 0.6),
-        "llama.cpp": (0.6, 0.5, 0.8),
-        "transformers": (1.0, 1.0, 2.0),
-    }
-    samples = [
-        sample("prefill, 512 tokens", "bf16", system, number, seconds)
-        for system, all_seconds in times.items()
-        for number, seconds in enumerate(all_seconds)
-    ]
-    samples.append(sample("decode, 8 streams", "q4_1", "llama.cpp", 1, 2.0))
-    samples += [sample("decode, 8 streams", "fp32", "Lockstep", 1, 4.0)]
-    samples += [sample("decode, 8 streams", "fp32", "llama.cpp", 1, 2.0)]
+    ttft = {"kind": "ttft", "prompt_tokens": 1024, "cached_tokens": 960}
+    memory = {"kind": "memory", "precision": "int8", "prompt_tokens": 0}
     return {
-        "model": "SmolLM2-135M-Instruct",
-        "date": "2026-11-30",
-        "git": {"commit": "0123456789abcdef", "dirty": False},
-        "hardware": {"cpu_model": "A CPU"},
-        "versions": {"Lockstep": {"torch": "2.13.0"}, "llama.cpp": {"llama-cpp-python": "0.3.36"}},
-        "notes": {},
-        "threads": 2,
-        "rounds": 3,
-        "machine": {"bytes_per_s": {"bf16": 35e9}, "flops_per_s": {"bf16": 4e11}},
-        "limits_tokens_per_s": {"prefill, 512 tokens, bf16": 2048.0},
-        "agreement": [
-            {"system": "llama.cpp", "precision": "fp32", "streams": 8, "identical": 7},
+        "runs": {
+            "first": run("2026-11-29", {"prefill, 512 tokens, bf16": 2000.0}, []),
+            "second": run(
+                "2026-11-30",
+                {"prefill, 512 tokens, bf16": 3000.0, "first token of 1,024, 960 cached, bf16": 20},
+                [{"system": "vLLM", "precision": "bf16", "reason": "it did not start"}],
+            ),
+        },
+        "samples": [
+            *(sample("first", "Lockstep", n, v) for n, v in enumerate((1000, 900, 1200))),
+            *(sample("first", "llama.cpp", n, v) for n, v in enumerate((800, 700, 800))),
+            *(sample("second", "Lockstep", n, v) for n, v in enumerate((1500, 1400, 1600))),
+            *(sample("second", "OpenVINO", n, v) for n, v in enumerate((2000, 2000, 2000))),
+            sample("second", "Lockstep", 1, 40.0, **ttft),
+            sample("second", "OpenVINO", 1, 80.0, **ttft),
+            sample("second", "llama.cpp", 1, 160.0, **ttft),
+            sample("second", "llama.cpp", 1, 283.0, **memory),
         ],
-        "seconds": 60.0,
-        "samples": samples,
     }

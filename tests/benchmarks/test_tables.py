@@ -9,36 +9,24 @@ import pytest
 from rich.console import Console
 
 Loader = Callable[[str], ModuleType]
-
-
-def test_rows_hold_medians_spread_and_the_ratio_to_the_best_peer(
-    load_benchmark: Loader, result: dict[str, Any]
-) -> None:
-    prefill, shipped, decode = load_benchmark("tables").rows_of(result)
-    ours = prefill.speeds["Lockstep"]
-    assert (ours.median, ours.low, ours.high) == pytest.approx((1024, 512 / 0.6, 1280))
-    assert prefill.ratio == pytest.approx(0.6 / 0.5)
-    assert prefill.share_of_limit == pytest.approx(0.5)
-    assert (shipped.ratio, shipped.share_of_limit) == (None, None)
-    assert decode.ratio == pytest.approx(0.5)
+MODEL = "SmolLM2-135M-Instruct"
 
 
 def test_losses_and_gaps_are_in_the_readme_table(
     load_benchmark: Loader, result: dict[str, Any]
 ) -> None:
-    lines = load_benchmark("tables").markdown(result).splitlines()
-    table = [line for line in lines if line.startswith("|")]
-    assert table == [
-        "| tokens/s | precision | Lockstep | llama.cpp | transformers | ours / best peer "
-        "| of the limit |",
+    text = load_benchmark("tables").markdown(result)
+    assert [line for line in text.splitlines() if line.startswith("|")] == [
+        "|  | precision | Lockstep | llama.cpp | OpenVINO | ours / best peer | of the limit |",
         "| --- | --- | --: | --: | --: | --: | --: |",
-        "| prefill, 512 tokens | bf16 | 1,024 (853-1,280) | 853 (640-1,024) | 512 (256-512) "
-        "| 1.20 | 50% |",
-        "| decode, 8 streams | q4_1 |  | 256 (256-256) |  |  |  |",
-        "| decode, 8 streams | fp32 | 128 (128-128) | 256 (256-256) |  | 0.50 |  |",
+        "| prefill, 512 tokens, tokens/s | bf16 | 1,500 ±7% | 800 ±6% | 2,000 | 0.75 | 50% |",
+        "| first token of 1,024, 960 cached, ms | bf16 | 40.0 | 160 | 80.0 | 0.50 | 50% |",
+        "| peak memory serving, MB | int8 |  | 283 |  |  |  |",
     ]
-    assert "commit 0123456:" in lines[0]
-    assert any("llama.cpp 7 of 8" in line for line in lines)
+    assert "2026-11-29 to 2026-11-30, commit 0123456:" in text
+    assert "llama.cpp bf16 7 of 8" in text
+    assert "Missing: vLLM bf16 (it did not start)." in text
+    assert "269 MB at 35 GB/s" in text
 
 
 def test_the_terminal_table_has_the_same_cells(
@@ -46,8 +34,8 @@ def test_the_terminal_table_has_the_same_cells(
 ) -> None:
     console = Console(width=160, record=True, file=None, quiet=False)
     with console.capture() as captured:
-        console.print(load_benchmark("tables").terminal_table(result))
-    assert "1,024 (853-1,280)" in captured.get()
+        console.print(load_benchmark("tables").terminal_table(result, MODEL))
+    assert "1,500 ±7%" in captured.get()
 
 
 def test_only_what_stands_between_the_markers_is_replaced(
@@ -74,5 +62,19 @@ def test_what_the_readme_says_of_make_bench_is_so(load_benchmark: Loader) -> Non
     assert tables.END in rest
     assert "`make bench`" in before.partition("## Speed")[2]
     recipe = makefile.partition("\nbench:")[2].partition("\n\n")[0]
-    assert "benchmarks/side_by_side.py --markdown" in recipe
-    assert ".benchmarks/venv/.ready" in recipe
+    assert "benchmarks/side_by_side.py" in recipe
+    assert "$(BENCH_PAGE)" in recipe
+    assert "BENCH_PAGE := --markdown README.md" in makefile
+
+
+def test_every_peer_has_its_pinned_environment(load_benchmark: Loader) -> None:
+    root = Path(__file__).parents[2]
+    venvs = {s.venv for s in load_benchmark("systems").SYSTEMS if s.venv is not None}
+    peers = (root / "Makefile").read_text().partition("\nPEERS := ")[2].partition("\n")[0].split()
+    assert venvs == set(peers)
+    for venv in venvs:
+        lines = (root / f"benchmarks/peers/{venv}.txt").read_text().splitlines()
+        pins = [line for line in lines if not line.startswith("#")]
+        assert pins
+        assert all(line.count("==") == 1 for line in pins)
+        assert [line for line in pins if line.startswith("torch==")] in ([], ["torch==2.13.0"])
