@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +14,7 @@ from lockstep.core.records import Completion, SampleDelta
 from lockstep.core.sampling import SamplingParams
 from lockstep.engine import Engine, EngineConfig, Request, sample_seed
 from lockstep.engine.collector import CompletionCollector
-from lockstep.models import PackedAttention
+from lockstep.models import Llama, PackedAttention
 
 PROMPTS = ["hello", "hello world", "a", "the quick brown fox jumps over the lazy dog"]
 
@@ -266,3 +268,24 @@ def test_stats_add_up(engine):
 def test_a_bad_config_is_refused(model, config, message):
     with pytest.raises(ConfigError, match=message):
         Engine(model, None, EngineConfig(**config))
+
+
+def test_logits_that_are_not_numbers_end_their_request_alone(model, tokenizer, caplog):
+    """A token's embedding is NaN: a prompt that ends with it fails, nobody else does."""
+    broken_model = Llama(replace(model.config, tie_embeddings=False))
+    broken_model.initialise(seed=4)
+    with torch.no_grad():
+        broken_model.model.embed_tokens.weight[250] = float("nan")
+    engine = Engine(broken_model, tokenizer, EngineConfig(kv_cache_tokens=1024))
+    params = SamplingParams(max_tokens=5, seed=1, temperature=0.0, logit_bias={250: -100.0})
+    plain = replace(params, logit_bias={}, stop_token_ids=(250,))
+    for each in (params, plain, plain, plain):
+        (expected,) = engine.generate([[3, 4, 5]], each)
+        first, failed, last = engine.generate([[3, 4, 5], [3, 5, 250], [3, 4, 5]], each)
+        (sample,) = failed.samples
+        assert sample.finish_reason == "error"
+        assert sample.stop_reason == "the model's logits at position 3 are not finite numbers"
+        assert sample.token_ids == ()
+        assert first.samples == last.samples == expected.samples
+    assert "request generate" in caplog.text
+    assert engine.stats().kv_usage == 0.0

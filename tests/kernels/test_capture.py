@@ -101,6 +101,8 @@ def test_what_a_program_needs_outlives_whoever_made_it(normal, arena):
     ("deed", "named"),
     [
         (lambda x: x + 1, "aten.add"),
+        (lambda x: x + x[:1], "aten.add"),
+        (lambda x: x * x, "aten.mul"),
         (lambda x: torch.cat((x, x)), "aten.cat"),
         (lambda x: x.t().contiguous(), "aten.clone"),
         (lambda x: x.to(torch.bfloat16), "aten._to_copy"),
@@ -192,3 +194,33 @@ def test_sampling_is_captured(normal, arena):
     eager = sample(logits, **columns)
     assert torch.equal(out["token_ids_S"], eager.token_ids_S)
     assert torch.equal(out["sampling_logprobs_S"], eager.sampling_logprobs_S)
+
+
+@torch.no_grad()
+def test_sums_copies_and_tensors_side_by_side_are_kernels(isa, normal, dtype, arena):
+    x, w = normal(7, 48).to(dtype), torch.ones(48, dtype=dtype)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        y = rms_norm(x, w, 1e-5)
+        middle = y.unflatten(1, (6, 8))[:, 2:5].contiguous()
+        return x + y, torch.cat((y, x[:, :5].contiguous(), middle.flatten(1)), dim=1)
+
+    program, outputs = record(step, arena)
+    for bad in (1.0, float("nan"), float("inf"), 1e-40):
+        x.copy_(normal(7, 48))
+        x[3, 17] = bad
+        arena.fill_free(NAN_BYTE)
+        program.replay()
+        for out, eager in zip(outputs, step(), strict=True):
+            assert torch.equal(out.isnan(), eager.isnan())
+            assert torch.equal(out.nan_to_num(), eager.nan_to_num())
+
+
+@torch.no_grad()
+def test_a_parameter_in_another_dtype_is_a_constant(normal, arena):
+    x, w = normal(4, 48).bfloat16(), torch.nn.Parameter(normal(48))
+    program, out = record(lambda: rms_norm(x, w, 1e-5), arena)
+    gc.collect()
+    x.mul_(3)
+    program.replay()
+    assert torch.equal(out, rms_norm(x, w, 1e-5))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lockstep.engine.programs import StepPrograms
 from lockstep.engine.step_inputs import RowSampling, StepInputs, StepLimits, StepShape
-from lockstep.kernels import configuration, dispatch
+from lockstep.kernels import configuration, dispatch, missing_reason
 from lockstep.kernels.cross_entropy import logprobs_of
 from lockstep.kernels.embedding import embedding
 from lockstep.kernels.sampling import sample
@@ -79,7 +79,7 @@ class ModelRunner:
         self.cache = KVCache(model.config, num_blocks, model.compute_dtype)
         self.programs: StepPrograms[StepShape, StepOutputs] = StepPrograms(self._compute)
         self._inputs = StepInputs(limits)
-        self._captures = capture == "auto"
+        self._captures = capture == "auto" and missing_reason() is None
         self._fingerprint = ModelFingerprint(model)
         self._configuration = configuration()
 
@@ -89,7 +89,7 @@ class ModelRunner:
     ) -> StepOutputs:
         """Compute a step and draw a token for each chunk that samples."""
         shape = self._inputs.write(step, sampling, keeps_logits=keeps_logits)
-        self.model.rotary.reserve(max(chunk.end for chunk in step.chunks))
+        self.model.rotary.reserve(self._inputs.last_end)
         if not self._captures or dispatch.is_reference_forced():
             return self._compute(shape)
         if self._fingerprint.has_changed() or self._configuration != configuration():

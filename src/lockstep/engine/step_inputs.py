@@ -85,6 +85,8 @@ class StepInputs:
                 self.seed_R,
             )
         )
+        self.last_end = 0
+        """One more than the greatest position of the step."""
         self._written: list[RowSampling] = []
         self._width = b
 
@@ -114,6 +116,7 @@ class StepInputs:
             if samples:
                 rows.append(len(tokens) - 1)
                 draw_positions.append(start + num_tokens)
+        self.last_end = max(positions) + 1
         self._tokens[: len(tokens)] = tokens
         self._positions[: len(tokens)] = positions
         self._contexts[: len(contexts)] = contexts

@@ -3,8 +3,10 @@
 `record(function)` runs a function and writes down the calls it makes to native kernels, with their
 arguments; `Program.replay()` makes them again, without Python in between. What a CUDA graph is to a
 GPU, and with the same rules: between two replays the inputs change in place, never their addresses,
-and the function may do nothing but call kernels, make views, and ask for uninitialised memory.
-Anything else would happen once and not again, so it is refused with a CaptureError that names it.
+and the function may do nothing but call kernels, make views, and ask for uninitialised memory. The
+few torch ops of `captured_ops` are recorded as kernels, and a parameter converted to another dtype
+is a constant of the program. Anything else would happen once and not again, so it is refused with a
+CaptureError that names it.
 
 Memory asked for while recording comes from an `Arena`. A piece goes back when the last tensor on
 it dies, so a program reuses memory exactly where Python would have. Programs that never run at the
@@ -30,6 +32,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.kernels import dispatch, huge_pages
+from lockstep.kernels.captured_ops import recorded_as_kernel
 from lockstep.kernels.native_library import missing_reason, native, observed_kernels
 
 _ALIGNMENT_BYTES = 64
@@ -75,6 +78,9 @@ class Arena:
         owner = self._bytes[begin : begin + count * dtype.itemsize]
         weakref.finalize(owner, self._release, begin, end).atexit = False
         return torch.frombuffer(owner, dtype=dtype).as_strided(size, stride)
+
+    def empty(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return self.empty_strided(size, torch.empty(size, dtype=dtype).stride(), dtype)
 
     def holds(self, tensor: Tensor) -> bool:
         return 0 <= self._offset(tensor) < self.capacity_bytes
@@ -206,6 +212,7 @@ class _OnlyKernels(TorchDispatchMode):
     def __init__(self, arena: Arena) -> None:
         super().__init__()
         self._arena = arena
+        self._constants: dict[int, Tensor] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -215,12 +222,23 @@ class _OnlyKernels(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func.is_view:
+        if func.is_view or func is torch.ops.aten._unsafe_view.default:
             return func(*args, **(kwargs or {}))
         if func.namespace == "aten" and func.overloadpacket.__name__ in _EMPTY:
             like = func(*args, **(kwargs or {}))  # never touched, hence nearly free
             return self._arena.empty_strided(tuple(like.shape), like.stride(), like.dtype)
-        raise CaptureError(
-            "a captured step may only call Lockstep's kernels, make views and ask for empty "
-            f"memory, but {func} was called"
-        )
+        if func is torch.ops.aten._to_copy.default and self._is_constant(args[0]):
+            converted: Tensor = func(*args, **(kwargs or {}))
+            self._constants[id(converted)] = converted
+            return converted
+        result = recorded_as_kernel(func, args, kwargs, self._arena.empty)
+        if result is None:
+            raise CaptureError(
+                "a captured step may only call Lockstep's kernels, make views and ask for empty "
+                f"memory, but {func} was called"
+            )
+        return result
+
+    def _is_constant(self, tensor: Tensor) -> bool:
+        """A parameter or what became of one: it stays as long as weights, and programs, do."""
+        return isinstance(tensor, torch.nn.Parameter) or id(tensor) in self._constants

@@ -57,6 +57,8 @@ _KERNELS: dict[str, list[Any]] = {
     "silu_mul_backward": [_ptr, _ptr, _ptr, _ptr, _ptr, _int, _long],
     "embedding": [_ptr, _int, _ptr, _int, _ptr, _long, _long],
     "embedding_backward": [_ptr, _ptr, _int, _ptr, _long, _long],
+    "add": [_ptr, _ptr, _ptr, _int, _long],
+    "copy_rows": [_ptr, _ptr, _long, _long, _long, _long],
     "column_sum": [_ptr, _ptr, _int, _long, _long],
     "kv_write": [_ptr, _ptr, _ptr, _ptr, _int, _ptr, _ptr, _ptr, *[_long] * 6],
     "attention": [

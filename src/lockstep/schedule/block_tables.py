@@ -46,15 +46,18 @@ class BlockTables:
         sequence.num_published = len(shared)
         sequence.cached_path = shared[-1][0] if shared else self.cache.root
 
+    def has_room(self, sequence: ScheduledSequence) -> bool:
+        """Whether its newest token lies in a block it already has."""
+        return len(sequence.tokens) <= len(sequence.blocks) * self._block_size
+
     def can_grow(self, sequence: ScheduledSequence) -> bool:
         """Whether a running sequence has, or can get, room for its newest token."""
         return self.cache.can_make_room(self._num_missing(sequence))
 
     def grow(self, sequence: ScheduledSequence) -> None:
         num_missing = self._num_missing(sequence)
-        if num_missing:
-            self.cache.make_room(num_missing)
-            sequence.blocks.extend(self.pool.allocate(num_missing))
+        self.cache.make_room(num_missing)
+        sequence.blocks.extend(self.pool.allocate(num_missing))
 
     def publish(self, sequence: ScheduledSequence) -> None:
         """Put blocks that have become full into the prefix cache.

@@ -176,8 +176,9 @@ class Scheduler:
             sequence = self._sequences.get(chunk.seq_id)
             if sequence is None:
                 continue  # aborted meanwhile
-            sequence.num_computed = chunk.end
-            sequence.is_prompt_done |= chunk.end >= len(sequence.spec.prompt_token_ids)
+            end = sequence.num_computed = chunk.end
+            if not sequence.is_prompt_done:
+                sequence.is_prompt_done = end >= len(sequence.spec.prompt_token_ids)
             self.tables.publish(sequence)
             if chunk.samples:
                 sequence.tokens.append(sampled[chunk.seq_id])
@@ -190,6 +191,9 @@ class Scheduler:
                 return
             if not sequence.is_running:
                 continue  # preempted by a more urgent one
+            if self.tables.has_room(sequence):
+                draft.add(self._chunk(sequence, 1))
+                continue
             while not self.tables.can_grow(sequence) and self._running[-1] is not sequence:
                 draft.preempted.append(self._running[-1].seq_id)
                 self._preempt(self._running[-1])

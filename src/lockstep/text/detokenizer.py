@@ -61,6 +61,8 @@ class StopMatcher:
 
     def push(self, text: str) -> str:
         """The part of the text so far, not yet emitted, that no stop string can claim any more."""
+        if not self._stops:
+            return text
         if self.matched is not None:
             return ""
         text = self._held + text

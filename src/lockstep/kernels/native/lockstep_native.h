@@ -28,6 +28,9 @@ struct Kernels {
                             int64_t count);
   void (*embedding)(void* y, int dtype, const void* w, int w_dtype, const int64_t* tokens, int64_t t, int64_t d);
   void (*embedding_backward)(float* dw, const void* dy, int dtype, const int64_t* tokens, int64_t t, int64_t d);
+  void (*add)(void* y, const void* a, const void* b, int dtype, int64_t count);
+  void (*copy_rows)(void* dst, const void* src, int64_t rows, int64_t row_bytes, int64_t dst_stride_bytes,
+                    int64_t src_stride_bytes);
   void (*column_sum)(float* sum, const void* x, int dtype, int64_t t, int64_t d);
   void (*kv_write)(void* k_pages, void* v_pages, const void* k, const void* v, int dtype, const int32_t* tables,
                    const int32_t* starts, const int32_t* contexts, int64_t num_seqs, int64_t num_kv, int64_t head_dim,
@@ -57,8 +60,8 @@ struct Kernels {
 // Every kernel by name: what simd/table.cpp fills in and dispatch.cpp hands out.
 #define LS_KERNELS(X) \
   X(pack) X(gemm) X(rms_norm) X(rms_norm_backward) X(rope) X(silu_mul) X(silu_mul_backward) X(embedding) \
-  X(embedding_backward) X(column_sum) X(kv_write) X(attention) X(attention_backward) X(row_logprobs) \
-  X(row_softmax_grad) X(sample) X(grad_weight) X(adamw) X(sum_of_squares)
+  X(embedding_backward) X(add) X(copy_rows) X(column_sum) X(kv_write) X(attention) X(attention_backward) \
+  X(row_logprobs) X(row_softmax_grad) X(sample) X(grad_weight) X(adamw) X(sum_of_squares)
 
 // The kernels of the instruction set in use.
 const Kernels& kernels_in_use();

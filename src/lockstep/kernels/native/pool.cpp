@@ -3,15 +3,22 @@
 // A decode step has some 150 parallel regions, so handing over must cost well under a microsecond while work keeps
 // coming, and nothing when it does not. Spinning lasts from one kernel to the next of a replayed step; yielding from one
 // step to the next: it answers nearly as fast, but gives way to an event loop or a tokenizer on the same core. Waking a
-// parked worker takes the kernel tens of microseconds and up to milliseconds if it chooses the caller's core, hence
-// `ls_pool_wake`: an engine calls it when a step begins, and by the first job the workers are there. The caller works too and waits only for pieces that a worker has claimed, so a
+// parked worker takes tens of microseconds, hence `ls_pool_wake`: an engine calls it when a step begins, and by the
+// first job the workers are there. Left to itself Linux likes to wake a worker on its waker's core, where it waits for
+// milliseconds behind the waker, so the waker bars it from that core until it runs. The caller works too and waits only for pieces that a worker has claimed, so a
 // worker the kernel has descheduled never holds a job up. Pieces are claimed with one compare-and-swap on a word that
 // holds the job's generation, its number of pieces and the next one, so a late worker cannot touch a newer job: an old
 // word either is exhausted or belongs to a job whose caller is still waiting.
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+#if defined(__linux__)
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -34,6 +41,32 @@ uint32_t generation_of(uint64_t ticket) { return static_cast<uint32_t>(ticket >>
 int64_t pieces_of(uint64_t ticket) { return ticket >> 20 & kMaxPieces; }
 int64_t next_of(uint64_t ticket) { return ticket & kMaxPieces; }
 
+// Where a parked thread may run once it is woken.
+struct Bed {
+#if defined(__linux__)
+  pid_t thread = static_cast<pid_t>(syscall(SYS_gettid));
+  cpu_set_t allowed;
+  bool is_barred = false;
+
+  // By the waker: anywhere but here, if there is elsewhere.
+  void bar_this_core() {
+    if (is_barred || sched_getaffinity(thread, sizeof allowed, &allowed) != 0) return;
+    const int here = sched_getcpu();
+    cpu_set_t others = allowed;
+    if (here < 0 || here >= CPU_SETSIZE || !CPU_ISSET(here, &others) || CPU_COUNT(&others) < 2) return;
+    CPU_CLR(here, &others);
+    is_barred = sched_setaffinity(thread, sizeof others, &others) == 0;
+  }
+  // By the woken thread.
+  void unbar() {
+    if (is_barred) sched_setaffinity(thread, sizeof allowed, &allowed);
+  }
+#else
+  void bar_this_core() {}
+  void unbar() {}
+#endif
+};
+
 struct Pool {
   std::mutex caller;  // one job at a time; a second caller runs its own job alone
   std::vector<std::thread> workers;
@@ -48,7 +81,9 @@ struct Pool {
   std::mutex parking;
   std::condition_variable wake;
   std::atomic<int> parked{0};
-  uint64_t roused = 0;  // how often parked workers were told to expect a job; guarded by `parking`
+  // Guarded by `parking`:
+  std::vector<Bed*> beds;  // of parked workers
+  uint64_t roused = 0;     // how often they were told to expect a job
 
   // Run pieces of generation `generation` until none is left.
   void work(uint32_t generation) {
@@ -91,11 +126,16 @@ struct Pool {
   }
 
   void park(uint32_t done) {
+    Bed bed;
     std::unique_lock<std::mutex> lock(parking);
+    beds.push_back(&bed);
     parked.fetch_add(1);  // before has_news is asked: the caller stores the ticket, then asks for `parked`
     const uint64_t before = roused;
     wake.wait(lock, [&] { return has_news(done) || roused != before; });
     parked.fetch_sub(1);
+    beds.erase(std::find(beds.begin(), beds.end(), &bed));
+    lock.unlock();
+    bed.unbar();
   }
 
   bool has_news(uint32_t done) const {
@@ -105,10 +145,14 @@ struct Pool {
   // Have parked workers spin again: a job is about to come.
   void rouse() {
     if (parked.load(std::memory_order_relaxed) == 0) return;
-    {
-      std::lock_guard<std::mutex> lock(parking);
-      ++roused;
-    }
+    std::lock_guard<std::mutex> lock(parking);
+    ++roused;
+    wake_all();
+  }
+
+  // With `parking` held.
+  void wake_all() {
+    for (Bed* bed : beds) bed->bar_this_core();
     wake.notify_all();
   }
 
@@ -136,7 +180,7 @@ struct Pool {
     ticket.store(ticket_of(generation, wanted), std::memory_order_seq_cst);
     if (parked.load(std::memory_order_seq_cst) > 0) {
       std::lock_guard<std::mutex> lock(parking);
-      wake.notify_all();
+      wake_all();
     }
     work(generation);
     while (pieces_left.load(std::memory_order_acquire) > 0) pause();

@@ -62,9 +62,11 @@ Sums sums_of(const float* logits, float scale, int64_t vocab) {
   return {m, tree(s_part), tree(t_part)};
 }
 
-// Philox4x32-10 for counters first .. first + 15, words interleaved so that out[i] belongs to token 4 first + i.
+// Philox4x32-10 for counters first .. first + 15, words interleaved so that out[i] belongs to token 4 first + i. Loops
+// over lanes must not be unrolled before the compiler vectorises them, hence the pragmas.
 void philox(uint64_t seed, uint64_t position, uint32_t first, uint32_t (&out)[4 * kLanes]) {
   uint32_t c0[kLanes], c1[kLanes], c2[kLanes], c3[kLanes];
+#pragma GCC unroll 1
   for (int i = 0; i < kLanes; ++i) {
     c0[i] = first + i;
     c1[i] = static_cast<uint32_t>(position);
@@ -73,6 +75,7 @@ void philox(uint64_t seed, uint64_t position, uint32_t first, uint32_t (&out)[4 
   }
   uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
   for (int round = 0; round < 10; ++round) {
+#pragma GCC unroll 1
     for (int i = 0; i < kLanes; ++i) {
       const uint64_t a = static_cast<uint64_t>(c0[i]) * 0xD2511F53u, b = static_cast<uint64_t>(c2[i]) * 0xCD9E8D57u;
       c0[i] = static_cast<uint32_t>(b >> 32) ^ c1[i] ^ key0;
@@ -83,6 +86,7 @@ void philox(uint64_t seed, uint64_t position, uint32_t first, uint32_t (&out)[4 
     key0 += 0x9E3779B9u;
     key1 += 0xBB67AE85u;
   }
+#pragma GCC unroll 1
   for (int i = 0; i < kLanes; ++i) {
     out[4 * i] = c0[i];
     out[4 * i + 1] = c1[i];

@@ -178,6 +178,16 @@ void column_sum_of(float* sum, const T* x, int64_t t, int64_t d) {
 }
 
 template <typename T>
+void add_elements(T* y, const T* a, const T* b, int64_t count) {
+  parallel((count + kLanes - 1) / kLanes, kElementsPerPiece / kLanes, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kLanes, last = std::min(end * kLanes, count);
+    each_vector(last - first, [&](int64_t i, int64_t n) {
+      store_upto(y + first + i, add(load_upto(a + first + i, n), load_upto(b + first + i, n)), n);
+    });
+  });
+}
+
+template <typename T>
 const T* as(const void* p, T*) {
   return static_cast<const T*>(p);
 }
@@ -229,6 +239,21 @@ void embedding(void* y, int dtype, const void* w, int w_dtype, const int64_t* to
 
 void embedding_backward(float* dw, const void* dy, int dtype, const int64_t* tokens, int64_t t, int64_t d) {
   with_dtype(dtype, [&](auto* e) { embedding_backward_columns(dw, as(dy, e), tokens, t, d); });
+}
+
+void add(void* y, const void* a, const void* b, int dtype, int64_t count) {
+  with_dtype(dtype, [&](auto* e) { add_elements(as(y, e), as(a, e), as(b, e), count); });
+}
+
+void copy_rows(void* dst, const void* src, int64_t rows, int64_t row_bytes, int64_t dst_stride_bytes,
+               int64_t src_stride_bytes) {
+  parallel(rows, std::max<int64_t>(1, 4 * kElementsPerPiece / std::max<int64_t>(row_bytes, 1)),
+           [&](int64_t begin, int64_t end) {
+             for (int64_t row = begin; row < end; ++row) {
+               std::memcpy(static_cast<char*>(dst) + row * dst_stride_bytes,
+                           static_cast<const char*>(src) + row * src_stride_bytes, row_bytes);
+             }
+           });
 }
 
 void column_sum(float* sum, const void* x, int dtype, int64_t t, int64_t d) {
