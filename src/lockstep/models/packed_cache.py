@@ -10,7 +10,7 @@ file's size and a sum for each tensor, checked while it is read, tell of damage 
 
 The data is read into memory on huge pages rather than mapped: 300 MB cost 0.07 s, of which mapping
 would save 0.02, and weights on the page cache's 4 KiB pages decode at two thirds of the speed.
-Docs: docs/decisions/009.
+Why: docs/decisions/009.
 """
 
 from __future__ import annotations
