@@ -34,7 +34,7 @@ class LoraLinear(Linear):
 
     def forward(self, x_TK: Tensor) -> Tensor:
         y = super().forward(x_TK)
-        return y + self.lora_B(self.lora_A(x_TK)) * self.scaling if self.enabled else y
+        return y + self.lora_B(self.lora_A(x_TK) * self.scaling) if self.enabled else y
 
 
 def apply_lora(model: Llama, config: LoraConfig, *, seed: int = 0) -> list[str]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.core.errors import ConfigError
+from lockstep.kernels import huge_pages
 from lockstep.kernels.adamw import Update, adamw, sums_of_squares
 from lockstep.train.config import OptimizerConfig, ScheduleConfig
 
@@ -47,8 +48,9 @@ class AdamW(torch.optim.Optimizer):
         state = self.state[weight]
         if not state:
             state["step"] = torch.zeros(())
-            state["exp_avg"] = torch.zeros_like(weight, memory_format=torch.contiguous_format)
-            state["exp_avg_sq"] = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+            # Apart from the heap: what stays would lie between activations that come and go.
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = huge_pages.empty(weight.shape, torch.float32).zero_()
         state["step"] += 1
         update = Update(
             rate=group["lr"],

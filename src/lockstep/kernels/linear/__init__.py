@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.kernels import dispatch
+from lockstep.kernels import dispatch, recompute
 from lockstep.kernels.linear import cpu, reference
 from lockstep.kernels.linear.reference import SEGMENTS
 
@@ -46,10 +46,10 @@ _column_sum = dispatch.define(
     fake=lambda dy: dy.new_empty(dy.shape[1], dtype=torch.float32),
 )
 _pack = dispatch.define(
-    "linear_pack(Tensor weight, bool bf16) -> Tensor",
+    "linear_pack(Tensor weight, bool bf16, bool is_kept) -> Tensor",
     reference=reference.pack,
     native=cpu.pack,
-    fake=lambda weight, bf16: weight.new_empty(
+    fake=lambda weight, bf16, is_kept: weight.new_empty(
         -(-weight.shape[0] // cpu.PANEL) * cpu.PANEL * (weight.shape[1] + weight.shape[1] % 2),
         dtype=torch.bfloat16 if bf16 else torch.float32,
     ),
@@ -58,12 +58,12 @@ _pack = dispatch.define(
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, weight, _packed, bias, _segments, _fp32_out = inputs
-    ctx.save_for_backward(x, weight)
+    recompute.save(ctx, x, weight)
     ctx.bias_dtype = None if bias is None else bias.dtype
 
 
 def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight = ctx.saved_tensors
+    x, weight = recompute.load(ctx)
     dy = dy.to(x.dtype)
     dx = _grad_input(dy, weight) if ctx.needs_input_grad[0] else None
     dw = _grad_weight(dy, x).to(weight.dtype) if ctx.needs_input_grad[1] else None
@@ -77,6 +77,9 @@ dispatch.autograd("linear", backward=_backward, setup_context=_setup_context)
 class PackCache:
     """The packed copy of one weight; made anew when the weight was written to (its version counter
     moved).
+
+    A weight in training is written to after each use, so its copy is not kept: packing is 0.4% of
+    a step, and the copies of all weights half the memory of the weights.
     """
 
     def __init__(self) -> None:
@@ -85,10 +88,15 @@ class PackCache:
 
     def get(self, weight_NK: Tensor, dtype: torch.dtype) -> Tensor:
         key = (weight_NK._version, weight_NK.data_ptr(), dtype, dispatch.is_reference_forced())
-        if self._packed is None or key != self._key:
-            self._packed = _pack(weight_NK.detach(), dtype == torch.bfloat16)
-            self._key = key
-        return self._packed
+        if self._packed is not None and key == self._key:
+            return self._packed
+        is_kept = not (torch.is_grad_enabled() and weight_NK.requires_grad)
+        self._packed = None  # frees the old copy first
+        with torch.no_grad():
+            packed: Tensor = _pack(weight_NK.detach(), dtype == torch.bfloat16, is_kept)
+        if is_kept:
+            self._packed, self._key = packed, key
+        return packed
 
     def adopt(self, packed: Tensor, weight_NK: Tensor, dtype: torch.dtype) -> None:
         """Take what `get` gave elsewhere for the same weight; `weight_NK` may be on the meta

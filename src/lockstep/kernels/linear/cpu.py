@@ -16,9 +16,11 @@ from lockstep.kernels.native_library import DTYPE_CODE, address, native
 PANEL = 64
 
 
-def pack(weight_NK: Tensor, bf16: bool) -> Tensor:
-    """For weights, which stay: on huge pages."""
+def pack(weight_NK: Tensor, bf16: bool, is_kept: bool) -> Tensor:
+    """Weights that stay lie on huge pages."""
     dtype = torch.bfloat16 if bf16 else torch.float32
+    if not is_kept:
+        return pack_temporary(weight_NK, dtype)
     return pack_into(huge_pages.empty((packed_size(weight_NK, dtype),), dtype), weight_NK)
 
 

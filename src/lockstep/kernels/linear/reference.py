@@ -52,6 +52,6 @@ def column_sum(dy_TN: Tensor) -> Tensor:
     return dy_TN.float().sum(0)
 
 
-def pack(weight_NK: Tensor, bf16: bool) -> Tensor:
+def pack(weight_NK: Tensor, bf16: bool, is_kept: bool) -> Tensor:
     """The reference reads the weight itself; its packed form is empty."""
     return torch.empty(0, dtype=torch.bfloat16 if bf16 else torch.float32)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.kernels import dispatch
+from lockstep.kernels import dispatch, recompute
 from lockstep.kernels.rms_norm import cpu, reference
 
 __all__ = ["rms_norm"]
@@ -48,4 +48,4 @@ dispatch.autograd("rms_norm", backward=_backward, setup_context=_setup_context)
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """Normalise each row; the result has x's dtype. Leading dims are kept: (..., D)."""
     y = _rms_norm(x_TD.reshape(-1, x_TD.shape[-1]), weight_D, eps)
-    return y.view(x_TD.shape)
+    return recompute.can_recompute(y.view(x_TD.shape), rms_norm, x_TD, weight_D, eps)

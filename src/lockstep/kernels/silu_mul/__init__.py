@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.kernels import dispatch
+from lockstep.kernels import dispatch, recompute
 from lockstep.kernels.silu_mul import cpu, reference
 
 __all__ = ["silu_mul"]
@@ -39,4 +39,4 @@ dispatch.autograd("silu_mul", backward=_backward, setup_context=_setup_context)
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up; both of one shape and dtype, which the result has too."""
-    return _silu_mul(gate, up)
+    return recompute.can_recompute(_silu_mul(gate, up), silu_mul, gate, up)
