@@ -7,8 +7,8 @@ import pytest
 
 from lockstep.core.errors import DataError
 from lockstep.models.resolve import resolve_model
+from lockstep.text.records import Conversation, PlainText
 from lockstep.text.tokenizer import Tokenizer
-from lockstep.train.formats import Conversation, PlainText
 from lockstep.train.masks import RecordTokenizer
 from lockstep.train.packing import Document
 

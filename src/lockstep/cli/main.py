@@ -23,6 +23,7 @@ COMMANDS = {
     "rl": "Train a model by reinforcement learning (GRPO) on a verifiable task.",
     "eval": "Measure a model on tasks, or compare two measurements with a paired test.",
     "export": "Write a model as a Hugging Face folder, a PEFT adapter merged in if there is one.",
+    "quantize": "Quantise a model to int8, int4 or fp8, and measure what it cost.",
     "info": "Show versions, hardware, and which kernels run here.",
 }
 FLAGS = ("--help", "-h", "--version")

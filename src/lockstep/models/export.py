@@ -6,7 +6,7 @@ model. Every file is replaced atomically.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,11 +20,12 @@ from lockstep.core.files import replacing, write_json
 from lockstep.core.json_fields import JsonFields
 from lockstep.core.model_config import ModelConfig
 from lockstep.core.progress import Progress
-from lockstep.models.hf_folder import INDEX_NAME, SINGLE_NAME, read_json
+from lockstep.models.hf_folder import read_json
 from lockstep.models.llama import Llama
 from lockstep.models.loading import Checkpoint
 from lockstep.models.lora import LoraLinear, lora_state_dict
 from lockstep.models.lora_config import LoraConfig
+from lockstep.models.shards import ShardWriter
 from lockstep.text.tokenizer import Tokenizer
 
 ExportDtype = Literal["float32", "bfloat16"]
@@ -180,54 +181,23 @@ def _save(
     torch_dtype = getattr(torch, dtype)
     with Progress(quiet=quiet) as progress:
         tracked = progress.track(tensors, "save weights", total=total, unit="tensors")
-        converted = ((name, tensor.to(torch_dtype).contiguous()) for name, tensor in tracked)
-        _write_shards(folder, converted, max_shard_bytes)
+        shards = ShardWriter(folder, max_shard_bytes)
+        for name, tensor in tracked:
+            shards.add(name, tensor.to(torch_dtype))
+        shards.finish()
     write_json(folder / "config.json", config.to_hf(dtype=dtype))
-    write_json(folder / "generation_config.json", _generation_config(config, generation_config))
+    write_json(folder / "generation_config.json", generation_config_of(config, generation_config))
     tokenizer.save(folder)
 
 
-def _generation_config(config: ModelConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+def generation_config_of(config: ModelConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What generation_config.json is to hold: what was given, and the model's end tokens."""
     ends = list(config.eos_token_ids)
     found = {
         "bos_token_id": config.bos_token_id,
         "eos_token_id": ends[0] if len(ends) == 1 else ends,
     }
     return {**{key: value for key, value in found.items() if value not in (None, [])}, **given}
-
-
-def _write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], max_bytes: int) -> None:
-    """One file, or numbered files with an index. Names need the count, so shards are renamed
-    last.
-    """
-    placed: list[list[str]] = []
-    total_bytes = 0
-    for number, shard in enumerate(_shards(tensors, max_bytes)):
-        _save_tensors(shard, folder / f"shard-{number}.partial")
-        placed.append(list(shard))
-        total_bytes += sum(tensor.nbytes for tensor in shard.values())
-    count = len(placed)
-    names = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
-    if count == 1:
-        names = [SINGLE_NAME]
-    for number, name in enumerate(names):
-        (folder / f"shard-{number}.partial").rename(folder / name)
-    if count > 1:
-        weight_map = {t: name for name, held in zip(names, placed, strict=True) for t in held}
-        index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
-        write_json(folder / INDEX_NAME, index)
-
-
-def _shards(tensors: Iterable[tuple[str, Tensor]], max_bytes: int) -> Iterator[dict[str, Tensor]]:
-    shard: dict[str, Tensor] = {}
-    held_bytes = 0
-    for name, tensor in tensors:
-        if shard and held_bytes + tensor.nbytes > max_bytes:
-            yield shard
-            shard, held_bytes = {}, 0
-        shard[name] = tensor
-        held_bytes += tensor.nbytes
-    yield shard
 
 
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:

@@ -32,12 +32,12 @@ ARCHITECTURES = {
 
 ROPE_FACTORS = "rope_freqs.weight"
 
-_OUTER_NAMES = {
+OUTER_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-_LAYER_NAMES = {
+LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -84,11 +84,11 @@ class GgufModel:
 
 def _hf_name(name: str) -> str:
     """Names we do not know stay as they are, and are reported as unexpected on loading."""
-    if name in _OUTER_NAMES:
-        return _OUTER_NAMES[name]
+    if name in OUTER_NAMES:
+        return OUTER_NAMES[name]
     parts = name.split(".")
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _LAYER_NAMES:
-        return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.{parts[3]}"
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in LAYER_NAMES:
+        return f"model.layers.{parts[1]}.{LAYER_NAMES[parts[2]]}.{parts[3]}"
     return name
 
 

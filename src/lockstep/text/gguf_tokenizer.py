@@ -75,8 +75,8 @@ PRE_TOKENIZERS: Mapping[str, list[Json]] = {
     "qwen2": _split_by(_QWEN2),
     "deepseek-r1-qwen": _split_by(_QWEN2),
 }
-_NORMALIZED_TO_NFC = {"qwen2", "deepseek-r1-qwen"}
-_WHOLE_WORDS_FIRST = {"llama-bpe", "llama3", "llama-v3"}
+NORMALIZED_TO_NFC = {"qwen2", "deepseek-r1-qwen"}
+WHOLE_WORDS_FIRST = {"llama-bpe", "llama3", "llama-v3"}
 """A piece that is in the vocabulary is one token, whatever the merges say."""
 
 
@@ -103,7 +103,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> TokenizerFiles:
             "'llama' (SentencePiece BPE)"
         )
     roles = _special_roles(metadata, tokens)
-    adds_bos = model == "llama" or metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS_FIRST
+    adds_bos = model == "llama" or metadata.get("tokenizer.ggml.pre") in WHOLE_WORDS_FIRST
     add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos))
     add_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", False))
     whole: Json = {
@@ -156,10 +156,10 @@ def _byte_level_parts(
             )
         merges.append([left, right])
     return {
-        "normalizer": {"type": "NFC"} if name in _NORMALIZED_TO_NFC else None,
+        "normalizer": {"type": "NFC"} if name in NORMALIZED_TO_NFC else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": PRE_TOKENIZERS[name]},
         "decoder": _byte_level(split_by_rule=True),
-        "model": _bpe(vocabulary, merges, ignore_merges=name in _WHOLE_WORDS_FIRST),
+        "model": _bpe(vocabulary, merges, ignore_merges=name in WHOLE_WORDS_FIRST),
     }
 
 

@@ -6,17 +6,15 @@ JSONL (one record a line) and Parquet. Everything that was left out or shortened
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from lockstep.core.errors import DataError, RequestError
+from lockstep.text.record_files import read_records
+from lockstep.text.records import parse_record
 from lockstep.train.config import DataConfig
-from lockstep.train.formats import parse_record
 from lockstep.train.masks import RecordTokenizer
 from lockstep.train.packing import Document
 
@@ -54,7 +52,7 @@ def load_dataset(path: Path, tokenizer: RecordTokenizer, config: DataConfig) -> 
     """Tokenise every record of `path`; DataError says which cannot be used, and why."""
     documents: list[Document] = []
     num_records = num_truncated = num_dropped = 0
-    for place, record in _read_records(path):
+    for place, record in read_records(path):
         num_records += 1
         try:
             made = tokenizer.documents(parse_record(record))
@@ -85,51 +83,6 @@ def load_dataset(path: Path, tokenizer: RecordTokenizer, config: DataConfig) -> 
         num_truncated=num_truncated,
         num_dropped=num_dropped,
     )
-
-
-def _read_records(path: Path) -> Iterator[tuple[str, Any]]:
-    """(place for error messages, record) for every record of a file, by its suffix."""
-    if not path.is_file():
-        raise DataError(f"{path} is not a file; give a .jsonl or .parquet file")
-    if path.suffix == ".parquet":
-        yield from _read_parquet(path)
-    elif path.suffix in (".jsonl", ".ndjson", ".json"):
-        yield from _read_jsonl(path)
-    else:
-        raise DataError(f"{path} is neither .jsonl nor .parquet; convert it, or rename it")
-
-
-def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            place = f"{path}, line {number}"
-            try:
-                record = json.loads(line)
-            except UnicodeDecodeError as error:
-                raise DataError(f"{place}: not UTF-8 ({error.reason}); convert the file") from error
-            except json.JSONDecodeError as error:
-                raise DataError(
-                    f"{place}: not JSON ({error.msg} at column {error.colno}); "
-                    "write one JSON object a line"
-                ) from error
-            yield place, record
-
-
-def _read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        file = parquet.ParquetFile(path)
-        number = 0
-        for batch in file.iter_batches():
-            for record in batch.to_pylist():
-                number += 1
-                yield f"{path}, row {number}", record
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{path} cannot be read as Parquet: {error}") from error
 
 
 def _truncate(document: Document, max_length: int) -> Document:

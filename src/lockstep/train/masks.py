@@ -21,8 +21,8 @@ import numpy as np
 
 from lockstep.core.errors import DataError
 from lockstep.text.chat_template import ChatTemplate
+from lockstep.text.records import Conversation, Message, PlainText
 from lockstep.text.tokenizer import Tokenizer
-from lockstep.train.formats import Conversation, Message, PlainText
 from lockstep.train.packing import Document
 
 

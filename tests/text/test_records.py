@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lockstep.core.errors import DataError
-from lockstep.train.formats import Conversation, PlainText, parse_record
+from lockstep.text.records import Conversation, PlainText, parse_record
 
 USER = {"role": "user", "content": "hi"}
 ASSISTANT = {"role": "assistant", "content": "hello"}

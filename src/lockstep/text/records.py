@@ -1,4 +1,4 @@
-"""Training records in the formats people have, turned into the two kinds training knows.
+"""Records of text in the formats people have, turned into two kinds: conversation and plain text.
 
 | keys of a record | read as | |---|---| | `messages` (and `tools`) | a conversation; every
 assistant turn is trained on | | `prompt`, `completion`, both lists of messages | a conversation;

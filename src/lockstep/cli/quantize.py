@@ -1,0 +1,116 @@
+"""`lockstep quantize`: a model's weights in fewer bits, measured before it may be used."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, Parameter
+
+from lockstep.cli.config_file import settings_from_file
+from lockstep.compress.config import (
+    METHODS,
+    CalibrationConfig,
+    Format,
+    Limits,
+    Method,
+    QuantizeConfig,
+    choose_scheme,
+)
+from lockstep.core.errors import ConfigError
+
+command = App(name="quantize", config=settings_from_file)
+
+EXIT_GATE_FAILED = 1
+_Flat = Parameter(name="*")  # the fields are flags of their own, without a prefix
+
+
+@command.default
+def quantize(
+    model: str,
+    out: Annotated[Path, Parameter(name="--out")],
+    *,
+    scheme: Literal["int8", "int4", "fp8"],
+    method: Method | None = None,
+    group_size: int | None = None,
+    symmetric: bool = False,
+    format: Format = "compressed-tensors",
+    data: Annotated[CalibrationConfig, _Flat] = CalibrationConfig(),  # noqa: B008 (frozen)
+    max_perplexity_increase: str | None = None,
+    max_kl: float | None = None,
+    min_agreement: float | None = None,
+    damping: float = 0.01,
+    config: Path | None = None,
+) -> int:
+    """Quantise a model layer by layer and measure what it cost; exit 1 past a limit.
+
+    Parameters
+    ----------
+    model
+        A name such as smollm2, a Hugging Face folder or a GGUF file.
+    out
+        Folder to make; must not exist yet, or be empty.
+    scheme
+        int8: one scale a channel, activations in 8 bits. int4: groups of inputs. fp8: e4m3 weights.
+    method
+        int8: smoothquant (default), gptq or rtn; int4: gptq (default), awq or rtn; fp8: gptq
+        (default) or rtn.
+    group_size
+        int4: inputs that share a scale, 32 (default), 64 or 128.
+    symmetric
+        int4: no zero points.
+    format
+        compressed-tensors is what transformers and vLLM load, gguf what llama.cpp does.
+    max_perplexity_increase
+        Limit of the gate, such as 1%; by default 1% for int8 and fp8, 4% for int4.
+    max_kl
+        Limit on mean KL(original || quantised), in nats a token.
+    min_agreement
+        Least share of tokens whose likeliest successor must stay the same.
+    damping
+        GPTQ: share of the Hessian's mean diagonal added to it.
+    config
+        TOML file with settings under the names of these flags; flags win.
+    """
+    settings = QuantizeConfig(
+        model=model,
+        out=out,
+        scheme=choose_scheme(scheme, group_size=group_size, symmetric=symmetric),
+        method=method or METHODS[scheme][0],
+        format=format,
+        data=data,
+        limits=Limits(
+            max_perplexity_increase=_share(max_perplexity_increase),
+            max_kl=max_kl,
+            min_agreement=min_agreement,
+        ),
+        damping=damping,
+    )
+    from lockstep.compress import run  # torch: two seconds that --help need not pay
+    from lockstep.compress.report import REPORT_NAME, summary
+
+    outcome = run.quantize(settings)
+    for line in summary(outcome.gate):
+        print(line, file=sys.stderr)
+    print(outcome.folder)
+    if outcome.passed:
+        return 0
+    print(
+        f"lockstep: {'; '.join(outcome.gate.failures)}; the model is kept in {outcome.folder}, "
+        f"marked as failed in {REPORT_NAME}",
+        file=sys.stderr,
+    )
+    return EXIT_GATE_FAILED
+
+
+def _share(given: str | None) -> float | None:
+    """`1%` or `0.01`."""
+    if given is None:
+        return None
+    try:
+        return float(given.removesuffix("%")) / (100 if given.endswith("%") else 1)
+    except ValueError:
+        raise ConfigError(
+            f"--max-perplexity-increase must be a share such as 1% or 0.01, got {given!r}"
+        ) from None
