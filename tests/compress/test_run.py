@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from safetensors.torch import load_file
 from lockstep.compress import run
 from lockstep.compress.config import CalibrationConfig, Limits, QuantizeConfig, choose_scheme
 from lockstep.compress.methods import RoundedWeight
+from lockstep.compress.texts import load_texts
 from lockstep.core.errors import CheckpointError, ConfigError, DataError
 from lockstep.models.loading import open_checkpoint
 from lockstep.models.resolve import resolve_model
+from lockstep.text.tokenizer import Tokenizer
 
 
 @pytest.fixture
@@ -121,6 +124,27 @@ def test_too_little_text_is_said_in_numbers(config: QuantizeConfig) -> None:
     with pytest.raises(DataError, match=r"10000 sequences of 32 = 320000"):
         run.quantize(dataclasses.replace(config, data=data), quiet=True)
     assert not config.out.exists()
+
+
+@pytest.mark.parametrize("names_it_twice", [True, False])
+def test_no_document_is_calibrated_on_and_held_out(
+    tokenizer: Tokenizer, text_file: Path, names_it_twice: bool
+) -> None:
+    data = CalibrationConfig(
+        calibration=str(text_file),
+        held_out=str(text_file) if names_it_twice else None,
+        num_sequences=8,
+        sequence_length=64,
+        held_out_sequences=8,
+    )
+    texts = load_texts(data, tokenizer, quiet=True)
+    assert texts.calibration_SL is not None
+    calibrated, held_out = (
+        set(re.findall(r"The (\d+)th", tokenizer.decode(tokens.flatten().tolist())))
+        for tokens in (texts.calibration_SL, texts.held_out_SL)
+    )
+    assert len(held_out) > 5
+    assert not calibrated & held_out
 
 
 def test_a_quantised_model_is_not_quantised_again(config: QuantizeConfig, tmp_path: Path) -> None:

@@ -70,6 +70,8 @@ class CalibrationConfig:
         for name in ("num_sequences", "held_out_sequences"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        if self.held_out == NO_TEXT:
+            raise ConfigError("the gate needs text; --held-out none is not possible")
         if self.sequence_length < 2:
             raise ConfigError(f"sequence_length must be 2 or more, got {self.sequence_length}")
 

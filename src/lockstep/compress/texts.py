@@ -43,8 +43,10 @@ def load_texts(config: CalibrationConfig, tokenizer: Tokenizer, *, quiet: bool) 
     """Read, split and tokenise. DataError where there is not enough text, with the numbers."""
     length = config.sequence_length
     held_out = config.held_out or (BROWN if config.calibration == NO_TEXT else None)
+    if held_out == config.calibration:
+        held_out = None  # one source, so that no document is handed out twice
     if config.calibration == NO_TEXT:
-        assert held_out is not None
+        assert held_out is not None, "nothing to hold out from"
         source = _Source(held_out, tokenizer, quiet=quiet)
         tokens = source.take(config.held_out_sequences, length, "gate")
         return Texts(
