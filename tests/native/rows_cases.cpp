@@ -108,3 +108,26 @@ void case_column_sum(Run& run) {
     }
   }
 }
+
+void case_add(Run& run) {
+  for (int dtype : kDtypes) {
+    for (int64_t count : kWidths) {
+      auto a = run.values(count, dtype), b = run.values(count, dtype), y = Run::room(count, dtype);
+      run.kernels.add(y.data(), a.data(), b.data(), dtype, count);
+      run.take(y);
+    }
+  }
+}
+
+void case_copy_rows(Run& run) {
+  for (int64_t rows : kRowCounts) {
+    for (int64_t d : kWidths) {
+      constexpr int64_t element = sizeof(float);
+      const int64_t from = d + 3, to = d + 5;
+      const auto src = run.floats((rows - 1) * from + d);
+      auto dst = Run::room((rows - 1) * to + d, ls::kFp32);
+      run.kernels.copy_rows(dst.data(), src.data(), rows, d * element, to * element, from * element);
+      run.take(dst);
+    }
+  }
+}
