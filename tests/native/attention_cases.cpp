@@ -1,4 +1,4 @@
-// Cases of simd/attention.cpp and simd/attention_backward.cpp.
+// Cases of simd/attention.cpp, simd/split_qkv.cpp and simd/attention_backward.cpp.
 #include <algorithm>
 
 #include "cases.h"
@@ -26,45 +26,135 @@ struct Batch {
   }
 };
 
+constexpr int kFp32Pages = 0, kBf16Pages = 1, kInt8Pages = 2, kFp8Pages = 3;
+
+// Pages whose earlier tokens hold awkward numbers, of exactly the size they need.
 struct Pages {
-  int64_t padded;
   Values k, v;
-  Pages(Run& run, const Batch& batch, int64_t h, int dtype)
-      : padded((h + 15) / 16 * 16),
-        k(run.values(batch.num_blocks * kKvHeads * h * kBlock, dtype)),
-        v(run.values(batch.num_blocks * kKvHeads * padded * kBlock, dtype)) {}
+  std::vector<uint8_t> k_codes, v_codes;
+  std::vector<float> k_scales, v_scales;
+  bool is_coded;
+
+  Pages(Run& run, const Batch& batch, int64_t h, int format) : is_coded(format == kInt8Pages || format == kFp8Pages) {
+    const int64_t heads = batch.num_blocks * kKvHeads, k_size = heads * h * kBlock;
+    const int64_t v_size = heads * ((h + 15) / 16 * 16) * kBlock;
+    if (is_coded) {
+      k_codes = run.integers<uint8_t>(k_size, 127);  // 127 would be e4m3's NaN, which is never written
+      v_codes = run.integers<uint8_t>(v_size, 127);
+      k_scales = run.floats(heads * kBlock, 0.01f);
+      v_scales = run.floats(heads * kBlock, 0.01f);
+    } else {
+      k = run.values(k_size, format == kFp32Pages ? ls::kFp32 : ls::kBf16);
+      v = run.values(v_size, format == kFp32Pages ? ls::kFp32 : ls::kBf16);
+    }
+  }
+  void* k_data() { return is_coded ? k_codes.data() : k.data(); }
+  void* v_data() { return is_coded ? v_codes.data() : v.data(); }
+  void take(Run& run) {
+    if (is_coded) {
+      run.take_integers(k_codes);
+      run.take_integers(v_codes);
+      run.take(k_scales);
+      run.take(v_scales);
+    } else {
+      run.take(k);
+      run.take(v);
+    }
+  }
+};
+
+constexpr int64_t kPositions = 256, kAllHeads = kHeads + 2 * kKvHeads;
+
+struct Rotation {
+  std::vector<float> cos, sin;
+  std::vector<int64_t> positions;
+  Rotation(Run& run, const Batch& batch, int64_t h)
+      : cos(run.ordinary(kPositions * h / 2, -1, 1)), sin(run.ordinary(kPositions * h / 2, -1, 1)) {
+    for (int64_t s = 0; s < batch.num_seqs; ++s) {
+      for (int32_t t = batch.starts[s]; t < batch.starts[s + 1]; ++t) {
+        positions.push_back(batch.contexts[s] + t - batch.starts[s]);
+      }
+    }
+  }
 };
 
 }  // namespace
 
-void case_kv_write(Run& run) {
+void case_attention(Run& run) {
   const Batch batch;
   for (int dtype : kDtypes) {
-    for (int64_t h : {3, 16, 34, 128}) {
-      Pages pages(run, batch, h, dtype);
-      auto k = run.values(batch.num_tokens * kKvHeads * h, dtype), v = run.values(batch.num_tokens * kKvHeads * h, dtype);
-      run.kernels.kv_write(pages.k.data(), pages.v.data(), k.data(), v.data(), dtype, batch.tables.data(),
-                           batch.starts.data(), batch.contexts.data(), batch.num_seqs, kKvHeads, h, pages.padded,
-                           batch.table_stride, batch.num_tokens);
-      run.take(pages.k);
-      run.take(pages.v);
+    for (int format : {kFp32Pages, kBf16Pages, kInt8Pages, kFp8Pages}) {
+      if (dtype == ls::kBf16 && format == kFp32Pages) continue;
+      for (int64_t h : {2, 16, 34, 128}) {
+        for (int64_t window : {0, 20}) {
+          Pages pages(run, batch, h, format);
+          const Rotation rotation(run, batch, h);
+          const int64_t stride = kAllHeads * h + 5, head_bytes = h * (dtype == ls::kBf16 ? 2 : 4);
+          auto qkv = run.values(batch.num_tokens * stride, dtype), norms = run.values(2 * h, ls::kFp32);
+          auto* q = static_cast<char*>(qkv.data());
+          auto o = Run::room(batch.num_tokens * kHeads * h, dtype);
+          std::vector<float> lse(window ? 0 : batch.num_tokens * kHeads);
+          const float* q_norm = window ? norms.fp32.data() : nullptr;
+          const float* k_norm = window ? norms.fp32.data() + h : nullptr;
+          run.kernels.attention(o.data(), window ? nullptr : lse.data(), q, q + kHeads * head_bytes,
+                                q + (kHeads + kKvHeads) * head_bytes, dtype, stride, stride, pages.k_data(),
+                                pages.v_data(), pages.is_coded ? pages.k_scales.data() : nullptr,
+                                pages.is_coded ? pages.v_scales.data() : nullptr, format, rotation.positions.data(),
+                                rotation.cos.data(), rotation.sin.data(), q_norm, k_norm, ls::kFp32, 1e-5f,
+                                batch.tables.data(), batch.table_stride, batch.starts.data(), batch.contexts.data(),
+                                batch.num_tokens, batch.num_seqs, kHeads, kKvHeads, h, 0.3f, window);
+          run.take(o);
+          run.take(lse);
+          pages.take(run);
+        }
+      }
     }
   }
 }
 
-void case_attention(Run& run) {
+void case_split_qkv(Run& run) {
   const Batch batch;
+  const int64_t t = batch.num_tokens;
   for (int dtype : kDtypes) {
-    for (int64_t h : {3, 16, 34, 128}) {
-      for (int64_t window : {0, 20}) {
-        Pages pages(run, batch, h, dtype);
-        auto q = run.values(batch.num_tokens * kHeads * h, dtype), o = Run::room(batch.num_tokens * kHeads * h, dtype);
-        std::vector<float> lse(window ? 0 : batch.num_tokens * kHeads);
-        run.kernels.attention(o.data(), window ? nullptr : lse.data(), q.data(), pages.k.data(), pages.v.data(), dtype,
-                              batch.tables.data(), batch.starts.data(), batch.contexts.data(), batch.num_seqs, kHeads,
-                              kKvHeads, h, pages.padded, batch.table_stride, 0.3f, window);
-        run.take(o);
-        run.take(lse);
+    for (int64_t h : {2, 34, 128}) {
+      for (bool has_norms : {false, true}) {
+        const Rotation rotation(run, batch, h);
+        auto qkv = run.values(t * kAllHeads * h, dtype), norms = run.values(2 * h, ls::kFp32);
+        auto q = Run::room(t * kHeads * h, dtype), k = Run::room(t * kKvHeads * h, dtype);
+        auto v = Run::room(t * kKvHeads * h, dtype);
+        run.kernels.split_qkv(q.data(), k.data(), v.data(), qkv.data(), dtype, kAllHeads * h,
+                              rotation.positions.data(), rotation.cos.data(), rotation.sin.data(),
+                              has_norms ? norms.fp32.data() : nullptr, has_norms ? norms.fp32.data() + h : nullptr,
+                              ls::kFp32, 1e-5f, t, kHeads, kKvHeads, h);
+        run.take(q);
+        run.take(k);
+        run.take(v);
+      }
+    }
+  }
+}
+
+void case_split_qkv_backward(Run& run) {
+  const Batch batch;
+  const int64_t t = batch.num_tokens;
+  for (int dtype : kDtypes) {
+    for (int64_t h : {2, 34, 128}) {
+      for (bool has_norms : {false, true}) {
+        const Rotation rotation(run, batch, h);
+        auto qkv = run.values(t * kAllHeads * h, dtype), norms = run.values(2 * h, ls::kFp32);
+        auto dq = run.values(t * kHeads * h, dtype), dk = run.values(t * kKvHeads * h, dtype);
+        auto dv = run.values(t * kKvHeads * h, dtype), dqkv = Run::room(t * kAllHeads * h, dtype);
+        auto turned = Run::room(has_norms ? t * (kHeads + kKvHeads) * h : 0, dtype);
+        std::vector<float> dq_norm(has_norms ? h : 0), dk_norm(has_norms ? h : 0);
+        run.kernels.split_qkv_backward(dqkv.data(), dq_norm.data(), dk_norm.data(), turned.data(), dq.data(),
+                                       dk.data(), dv.data(), qkv.data(), dtype, kAllHeads * h,
+                                       rotation.positions.data(), rotation.cos.data(), rotation.sin.data(),
+                                       has_norms ? norms.fp32.data() : nullptr,
+                                       has_norms ? norms.fp32.data() + h : nullptr, ls::kFp32, 1e-5f, t, kHeads,
+                                       kKvHeads, h);
+        run.take(dqkv);
+        run.take(dq_norm);
+        run.take(dk_norm);
       }
     }
   }

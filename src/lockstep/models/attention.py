@@ -13,16 +13,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 import torch
 from torch import Tensor
 
+from lockstep.core.errors import ConfigError
 from lockstep.core.model_config import ModelConfig
 from lockstep.kernels import huge_pages
-from lockstep.kernels.attention import BLOCK, attention_packed, attention_paged, padded_head_dim
+from lockstep.kernels.attention import (
+    BLOCK,
+    KVFormat,
+    attention_packed,
+    attention_paged,
+    attention_scored,
+    bytes_per_block,
+    empty_pages,
+    native_format,
+)
 from lockstep.kernels.embedding import embedding
-from lockstep.kernels.rms_norm import rms_norm
+from lockstep.kernels.split_qkv import split_qkv
 from lockstep.models.layers import RotaryTable
 
 
@@ -59,15 +69,21 @@ class AttentionContext(Protocol):
 
 
 class PackedAttention:
-    """Sequences laid end to end, causal within each, blind to each other."""
+    """Sequences laid end to end, causal within each, blind to each other. `kv_format` is the
+    server's, where it keeps keys and values in fewer bits: then trainer and server agree.
+    """
 
-    def __init__(self, cu_seqlens_S1: Tensor) -> None:
+    def __init__(self, cu_seqlens_S1: Tensor, *, kv_format: KVFormat | None = None) -> None:
         self.cu_seqlens_S1 = cu_seqlens_S1.to(torch.int32)
+        self.kv_format = kv_format
         self.max_length = int(cu_seqlens_S1.diff().max()) if len(cu_seqlens_S1) > 1 else 0
 
     @classmethod
-    def from_lengths(cls, lengths: Sequence[int]) -> PackedAttention:
-        return cls(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32))
+    def from_lengths(
+        cls, lengths: Sequence[int], *, kv_format: KVFormat | None = None
+    ) -> PackedAttention:
+        starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+        return cls(starts, kv_format=kv_format)
 
     def positions(self) -> Tensor:
         """Position of each token within its own sequence, (T,) int64."""
@@ -78,10 +94,32 @@ class PackedAttention:
     def attend(
         self, layer: int, qkv_TX: Tensor, positions_T: Tensor, rotary: RotaryTable, spec: HeadSpec
     ) -> Tensor:
-        return self._attend_heads(_split(qkv_TX, positions_T, rotary, spec), spec).flatten(1)
+        if torch.is_grad_enabled():
+            q, k, v = split_qkv(qkv_TX, positions_T, *rotary.tables, **_preparation(spec))
+            return self.attend_heads(q, k, v, spec)
+        return attention_scored(
+            qkv_TX,
+            positions_T,
+            *rotary.tables,
+            **_preparation(spec),
+            cu_seqlens_S1=self.cu_seqlens_S1,
+            scale=spec.scale,
+            window=spec.window or 0,
+            kv_format=self.kv_format,
+        )
 
-    def _attend_heads(self, qkv: tuple[Tensor, Tensor, Tensor], spec: HeadSpec) -> Tensor:
-        return attention_packed(*qkv, self.cu_seqlens_S1, scale=spec.scale, window=spec.window or 0)
+    def attend_heads(self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, spec: HeadSpec) -> Tensor:
+        """`attend` from heads that are normed and rotated."""
+        o_TNH = attention_packed(
+            q_TNH,
+            k_TKH,
+            v_TKH,
+            self.cu_seqlens_S1,
+            scale=spec.scale,
+            window=spec.window or 0,
+            kv_format=self.kv_format,
+        )
+        return o_TNH.flatten(1)
 
 
 class SharedPrefixAttention:
@@ -93,8 +131,10 @@ class SharedPrefixAttention:
     the model runs on T rows instead of E. Gradients of shared tokens are added up in fp32.
     """
 
-    def __init__(self, tokens_E: Tensor, cu_seqlens_S1: Tensor) -> None:
-        self._whole = PackedAttention(cu_seqlens_S1)
+    def __init__(
+        self, tokens_E: Tensor, cu_seqlens_S1: Tensor, *, kv_format: KVFormat | None = None
+    ) -> None:
+        self._whole = PackedAttention(cu_seqlens_S1, kv_format=kv_format)
         self._tokens_E = tokens_E
         order = torch.arange(len(tokens_E) - 1, -1, -1)
         self._places_T = torch.empty(int(tokens_E.max()) + 1, dtype=torch.int64)
@@ -104,21 +144,29 @@ class SharedPrefixAttention:
     def attend(
         self, layer: int, qkv_TX: Tensor, positions_T: Tensor, rotary: RotaryTable, spec: HeadSpec
     ) -> Tensor:
-        heads = _split(qkv_TX, positions_T, rotary, spec)
+        heads = split_qkv(qkv_TX, positions_T, *rotary.tables, **_preparation(spec))
         q, k, v = (_rows(x, self._tokens_E) for x in heads)
-        o_ENH = self._whole._attend_heads((q, k, v), spec)
-        return _rows(o_ENH, self._places_T).flatten(1)
+        return _rows(self._whole.attend_heads(q, k, v, spec), self._places_T)
 
 
-def _split(
-    qkv_TX: Tensor, positions_T: Tensor, rotary: RotaryTable, spec: HeadSpec
-) -> tuple[Tensor, Tensor, Tensor]:
-    """q (T, N, H) and k (T, K, H), normed and rotated, and v (T, K, H)."""
-    heads = qkv_TX.unflatten(-1, (-1, spec.head_dim))
-    q, k, v = heads.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
-    if spec.q_norm is not None and spec.k_norm is not None:
-        q, k = rms_norm(q, spec.q_norm, spec.eps), rms_norm(k, spec.k_norm, spec.eps)
-    return rotary.apply(q, positions_T), rotary.apply(k, positions_T), v
+def _preparation(spec: HeadSpec) -> _Preparation:
+    return {
+        "q_norm_H": spec.q_norm,
+        "k_norm_H": spec.k_norm,
+        "eps": spec.eps,
+        "num_heads": spec.num_heads,
+        "num_kv_heads": spec.num_kv_heads,
+    }
+
+
+class _Preparation(TypedDict):
+    """What kernels are told of heads that are not normed and rotated yet."""
+
+    q_norm_H: Tensor | None
+    k_norm_H: Tensor | None
+    eps: float
+    num_heads: int
+    num_kv_heads: int
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:
@@ -132,27 +180,42 @@ class KVCache:
     """
 
     def __init__(
-        self, config: ModelConfig, num_blocks: int, dtype: torch.dtype, *, block_size: int = BLOCK
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        dtype: torch.dtype,
+        *,
+        format: KVFormat | None = None,
+        block_size: int = BLOCK,
     ) -> None:
         assert block_size == BLOCK, f"pages hold {BLOCK} tokens, not {block_size}"
-        heads, dim = config.num_kv_heads, config.head_dim
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.format = kv_format_for(dtype, format)
         # Not initialised: no kernel reads a place that was not written (tests fill them with NaN).
-        self.k_pages = [
-            huge_pages.empty((num_blocks, heads, dim, BLOCK), dtype)
-            for _ in range(config.num_layers)
-        ]
-        self.v_pages = [
-            huge_pages.empty((num_blocks, heads, BLOCK, padded_head_dim(dim)), dtype)
+        self.pages = [
+            empty_pages(
+                num_blocks, config.num_kv_heads, config.head_dim, self.format, huge_pages.empty
+            )
             for _ in range(config.num_layers)
         ]
 
     @staticmethod
-    def bytes_per_block(config: ModelConfig, dtype: torch.dtype) -> int:
+    def bytes_per_block(
+        config: ModelConfig, dtype: torch.dtype, *, format: KVFormat | None = None
+    ) -> int:
         """Memory of one block over all layers, for sizing the cache."""
-        width = config.head_dim + padded_head_dim(config.head_dim)
-        return config.num_layers * config.num_kv_heads * width * BLOCK * dtype.itemsize
+        chosen = kv_format_for(dtype, format)
+        return config.num_layers * bytes_per_block(config.num_kv_heads, config.head_dim, chosen)
+
+
+def kv_format_for(dtype: torch.dtype, format: KVFormat | None) -> KVFormat:
+    """The format itself, or that which keeps this compute dtype; ConfigError where it is wider."""
+    if format == "fp32" and dtype == torch.bfloat16:
+        raise ConfigError(
+            "the model computes in bf16, so a KV cache of fp32 gains nothing; use bf16, int8 or fp8"
+        )
+    return format or native_format(dtype)
 
 
 class PagedAttention:
@@ -170,7 +233,8 @@ class PagedAttention:
         max_length: int,
     ) -> None:
         self.cache = cache
-        self.block_tables_SB = block_tables_SB.to(torch.int32).contiguous()
+        self.block_tables_SB = block_tables_SB.to(torch.int32)
+        assert block_tables_SB.stride(1) == 1, "a sequence's blocks lie side by side"
         self.query_starts_S1 = query_starts_S1.to(torch.int32)
         self.context_lens_S = context_lens_S.to(torch.int32)
         self.max_length = max_length
@@ -179,12 +243,14 @@ class PagedAttention:
         self, layer: int, qkv_TX: Tensor, positions_T: Tensor, rotary: RotaryTable, spec: HeadSpec
     ) -> Tensor:
         return attention_paged(
-            *_split(qkv_TX, positions_T, rotary, spec),
-            self.cache.k_pages[layer],
-            self.cache.v_pages[layer],
+            qkv_TX,
+            positions_T,
+            *rotary.tables,
+            self.cache.pages[layer],
+            **_preparation(spec),
             block_tables_SB=self.block_tables_SB,
             query_starts_S1=self.query_starts_S1,
             context_lens_S=self.context_lens_S,
             scale=spec.scale,
             window=spec.window or 0,
-        ).flatten(1)
+        )

@@ -77,6 +77,11 @@ class RotaryTable:
         """Positions in the table; a larger one is another table."""
         return len(self._cos)
 
+    @property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """cos and sin."""
+        return self._cos, self._sin
+
     def apply(self, x_TNH: Tensor, positions_T: Tensor) -> Tensor:
         return rope(x_TNH, positions_T, self._cos, self._sin)
 

@@ -1,38 +1,86 @@
-"""Native attention. One kernel serves both forms: the packed form lays its keys and values into
-pages first.
+"""Native attention: one kernel for both forms; the packed form lays its keys and values into pages
+first.
 
-Each (token, head) row runs the same arithmetic whatever shares the call: key tiles of 128 from
-position 0 upwards, scores summed over H ascending, online softmax, values added key by key. Bytes
-moved: every visible page once for each block of rows that shares a K/V head.
+Each (token, head) row runs the same arithmetic whatever shares the call: ranges of 1,024 keys from
+position 0, joined in order, each in tiles of 128, scores summed over H ascending, online softmax,
+values added in order of keys. bf16 multiplies in pairs and rounds weights to bf16; sums are fp32.
+Bytes moved: every visible page once for each 48 rows that share a K/V head.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from lockstep.kernels.attention.reference import BLOCK, padded_head_dim
+from lockstep.kernels.attention.pages import (
+    BLOCK,
+    KVFormat,
+    KVPages,
+    empty_pages,
+    format_of,
+    native_format,
+    rounded_to,
+)
 from lockstep.kernels.native_library import DTYPE_CODE, address, native
+
+_FORMAT_CODE = {"fp32": 0, "bf16": 1, "int8": 2, "fp8": 3}
+
+
+def temporary_pages(
+    num_tokens: int, num_seqs: int, num_kv_heads: int, head_dim: int, kv_format: KVFormat
+) -> KVPages:
+    """Room for sequences laid end to end, each from block start / 16 + its number on."""
+
+    def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    return empty_pages(num_tokens // BLOCK + num_seqs + 1, num_kv_heads, head_dim, kv_format, empty)
 
 
 def attention_packed(
-    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, cu_seqlens_S1: Tensor, scale: float, window: int
+    q_TNH: Tensor,
+    k_TKH: Tensor,
+    v_TKH: Tensor,
+    cu_seqlens_S1: Tensor,
+    scale: float,
+    window: int,
+    kv_format: KVFormat,
 ) -> tuple[Tensor, Tensor]:
-    lengths = cu_seqlens_S1.diff()
-    blocks_S = (lengths + (BLOCK - 1)) // BLOCK
-    ends = blocks_S.cumsum(0)
-    num_blocks, widest = (int(ends[-1]), int(blocks_S.max())) if len(lengths) else (0, 0)
-    tables_SB = ((ends - blocks_S)[:, None] + torch.arange(widest)).to(torch.int32)
-    _, num_kv, head_dim = k_TKH.shape
-    k_pages = q_TNH.new_empty(num_blocks, num_kv, head_dim, BLOCK)
-    v_pages = q_TNH.new_empty(num_blocks, num_kv, BLOCK, padded_head_dim(head_dim))
-    lse_TN = torch.empty(q_TNH.shape[:2], dtype=torch.float32)
-    contexts_S = torch.zeros_like(lengths, dtype=torch.int32)
-    _write(k_TKH, v_TKH, k_pages, v_pages, tables_SB, cu_seqlens_S1, contexts_S)
-    o = _attend(
-        q_TNH, k_pages, v_pages, tables_SB, cu_seqlens_S1, contexts_S, lse_TN, scale, window
+    q_TNH, k_TKH, v_TKH = (x.contiguous() for x in (q_TNH, k_TKH, v_TKH))
+    num_tokens, num_heads, head_dim = q_TNH.shape
+    num_kv_heads, num_seqs = k_TKH.shape[1], len(cu_seqlens_S1) - 1
+    pages = temporary_pages(num_tokens, num_seqs, num_kv_heads, head_dim, kv_format)
+    o_TNH = torch.empty_like(q_TNH)
+    lse_TN = torch.empty(num_tokens, num_heads, dtype=torch.float32)
+    native().ls_attention(
+        o_TNH.data_ptr(),
+        lse_TN.data_ptr(),
+        q_TNH.data_ptr(),
+        k_TKH.data_ptr(),
+        v_TKH.data_ptr(),
+        DTYPE_CODE[q_TNH.dtype],
+        num_heads * head_dim,
+        num_kv_heads * head_dim,
+        pages.k.data_ptr(),
+        pages.v.data_ptr(),
+        address(pages.k_scales),
+        address(pages.v_scales),
+        _FORMAT_CODE[kv_format],
+        *(None, None, None, None, None, 0, 0.0),  # heads come normed and rotated
+        *(None, 0),  # blocks in order
+        cu_seqlens_S1.data_ptr(),
+        None,
+        num_tokens,
+        num_seqs,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        scale,
+        window,
     )
-    return o, lse_TN
+    return o_TNH, lse_TN
 
 
 def attention_packed_backward(
@@ -45,7 +93,10 @@ def attention_packed_backward(
     cu_seqlens_S1: Tensor,
     scale: float,
     window: int,
+    kv_format: KVFormat,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if kv_format != native_format(q_TNH.dtype):  # straight through the rounding
+        k_TKH, v_TKH = (rounded_to(x, kv_format).to(x.dtype) for x in (k_TKH, v_TKH))
     do, q, k, v, o = (x.contiguous() for x in (do_TNH, q_TNH, k_TKH, v_TKH, o_TNH))
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     native().ls_attention_backward(
@@ -64,89 +115,60 @@ def attention_packed_backward(
 
 
 def attention_paged(
-    q_TNH: Tensor,
-    k_TKH: Tensor,
-    v_TKH: Tensor,
+    qkv_TX: Tensor,
+    positions_T: Tensor,
+    cos_PH: Tensor,
+    sin_PH: Tensor,
+    q_norm_H: Tensor | None,
+    k_norm_H: Tensor | None,
+    eps: float,
     k_pages: Tensor,
     v_pages: Tensor,
-    block_tables_SB: Tensor,
+    k_scales: Tensor | None,
+    v_scales: Tensor | None,
+    block_tables_SB: Tensor | None,
     query_starts_S1: Tensor,
-    context_lens_S: Tensor,
+    context_lens_S: Tensor | None,
+    num_heads: int,
+    num_kv_heads: int,
     scale: float,
     window: int,
 ) -> Tensor:
-    _write(k_TKH, v_TKH, k_pages, v_pages, block_tables_SB, query_starts_S1, context_lens_S)
-    return _attend(
-        q_TNH,
-        k_pages,
-        v_pages,
-        block_tables_SB,
-        query_starts_S1,
-        context_lens_S,
-        None,
-        scale,
-        window,
-    )
-
-
-def _write(
-    k_TKH: Tensor,
-    v_TKH: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    tables_SB: Tensor,
-    starts_S1: Tensor,
-    contexts_S: Tensor,
-) -> None:
-    k_TKH, v_TKH = k_TKH.contiguous(), v_TKH.contiguous()
-    native().ls_kv_write(
-        k_pages.data_ptr(),
-        v_pages.data_ptr(),
-        k_TKH.data_ptr(),
-        v_TKH.data_ptr(),
-        DTYPE_CODE[k_TKH.dtype],
-        tables_SB.data_ptr(),
-        starts_S1.data_ptr(),
-        contexts_S.data_ptr(),
-        contexts_S.shape[0],
-        k_TKH.shape[1],
-        k_TKH.shape[2],
-        v_pages.shape[3],
-        tables_SB.stride(0),
-        k_TKH.shape[0],
-    )
-
-
-def _attend(
-    q_TNH: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    tables_SB: Tensor,
-    starts_S1: Tensor,
-    contexts_S: Tensor,
-    lse_TN: Tensor | None,
-    scale: float,
-    window: int,
-) -> Tensor:
-    q_TNH = q_TNH.contiguous()
-    o_TNH = torch.empty_like(q_TNH)
+    num_tokens, head_dim = len(qkv_TX), qkv_TX.shape[1] // (num_heads + 2 * num_kv_heads)
+    assert qkv_TX.stride(1) == 1, "a token's heads lie side by side"
+    o_TX = qkv_TX.new_empty(num_tokens, num_heads * head_dim)
+    q_address, head_bytes = qkv_TX.data_ptr(), head_dim * qkv_TX.dtype.itemsize
     native().ls_attention(
-        o_TNH.data_ptr(),
-        address(lse_TN),
-        q_TNH.data_ptr(),
+        o_TX.data_ptr(),
+        None,
+        q_address,
+        q_address + num_heads * head_bytes,
+        q_address + (num_heads + num_kv_heads) * head_bytes,
+        DTYPE_CODE[qkv_TX.dtype],
+        qkv_TX.stride(0),
+        qkv_TX.stride(0),
         k_pages.data_ptr(),
         v_pages.data_ptr(),
-        DTYPE_CODE[q_TNH.dtype],
-        tables_SB.data_ptr(),
-        starts_S1.data_ptr(),
-        contexts_S.data_ptr(),
-        contexts_S.shape[0],
-        q_TNH.shape[1],
-        k_pages.shape[1],
-        q_TNH.shape[2],
-        v_pages.shape[3],
-        tables_SB.stride(0),
+        address(k_scales),
+        address(v_scales),
+        _FORMAT_CODE[format_of(k_pages)],
+        positions_T.data_ptr(),
+        cos_PH.data_ptr(),
+        sin_PH.data_ptr(),
+        address(q_norm_H),
+        address(k_norm_H),
+        0 if q_norm_H is None else DTYPE_CODE[q_norm_H.dtype],
+        eps,
+        address(block_tables_SB),
+        0 if block_tables_SB is None else block_tables_SB.stride(0),
+        query_starts_S1.data_ptr(),
+        address(context_lens_S),
+        num_tokens,
+        len(query_starts_S1) - 1,
+        num_heads,
+        num_kv_heads,
+        head_dim,
         scale,
         window,
     )
-    return o_TNH
+    return o_TX

@@ -32,13 +32,21 @@ struct Kernels {
   void (*copy_rows)(void* dst, const void* src, int64_t rows, int64_t row_bytes, int64_t dst_stride_bytes,
                     int64_t src_stride_bytes);
   void (*column_sum)(float* sum, const void* x, int dtype, int64_t t, int64_t d);
-  void (*kv_write)(void* k_pages, void* v_pages, const void* k, const void* v, int dtype, const int32_t* tables,
-                   const int32_t* starts, const int32_t* contexts, int64_t num_seqs, int64_t num_kv, int64_t head_dim,
-                   int64_t padded_dim, int64_t table_stride, int64_t num_tokens);
-  void (*attention)(void* o, float* lse, const void* q, const void* k_pages, const void* v_pages, int dtype,
-                    const int32_t* tables, const int32_t* starts, const int32_t* contexts, int64_t num_seqs,
-                    int64_t num_heads, int64_t num_kv, int64_t head_dim, int64_t padded_dim, int64_t table_stride,
-                    float scale, int64_t window);
+  void (*split_qkv)(void* q, void* k, void* v, const void* qkv, int dtype, int64_t stride, const int64_t* positions,
+                    const float* cos, const float* sin, const void* q_norm, const void* k_norm, int norm_dtype,
+                    float eps, int64_t num_tokens, int64_t num_heads, int64_t num_kv, int64_t head_dim);
+  void (*split_qkv_backward)(void* dqkv, float* dq_norm, float* dk_norm, void* turned, const void* dq,
+                             const void* dk, const void* dv, const void* qkv, int dtype, int64_t stride,
+                             const int64_t* positions, const float* cos, const float* sin, const void* q_norm,
+                             const void* k_norm, int norm_dtype, float eps, int64_t num_tokens, int64_t num_heads,
+                             int64_t num_kv, int64_t head_dim);
+  // Keys and values go to their pages, then all rows attend. kv_format: 0 fp32, 1 bf16, 2 int8, 3 fp8 e4m3.
+  void (*attention)(void* o, float* lse, const void* q, const void* k, const void* v, int dtype, int64_t q_stride,
+                    int64_t kv_stride, void* k_pages, void* v_pages, float* k_scales, float* v_scales, int kv_format,
+                    const int64_t* positions, const float* cos, const float* sin, const void* q_norm,
+                    const void* k_norm, int norm_dtype, float eps, const int32_t* tables, int64_t table_stride,
+                    const int32_t* starts, const int32_t* contexts, int64_t num_tokens, int64_t num_seqs,
+                    int64_t num_heads, int64_t num_kv, int64_t head_dim, float scale, int64_t window);
   void (*attention_backward)(void* dq, void* dk, void* dv, const void* dout, const void* q, const void* k,
                              const void* v, const void* o, const float* lse, int dtype, const int32_t* starts,
                              int64_t num_seqs, int64_t num_heads, int64_t num_kv, int64_t head_dim,
@@ -60,7 +68,8 @@ struct Kernels {
 // Every kernel by name: what simd/table.cpp fills in and dispatch.cpp hands out.
 #define LS_KERNELS(X) \
   X(pack) X(gemm) X(rms_norm) X(rms_norm_backward) X(rope) X(silu_mul) X(silu_mul_backward) X(embedding) \
-  X(embedding_backward) X(add) X(copy_rows) X(column_sum) X(kv_write) X(attention) X(attention_backward) \
+  X(embedding_backward) X(add) X(copy_rows) X(column_sum) X(split_qkv) X(split_qkv_backward) X(attention) \
+  X(attention_backward) X(row_logprobs) X(row_softmax_grad) X(sample) X(grad_weight) X(adamw) X(sum_of_squares)
   X(row_logprobs) X(row_softmax_grad) X(sample) X(grad_weight) X(adamw) X(sum_of_squares)
 
 // The kernels of the instruction set in use.

@@ -1,7 +1,7 @@
 // Ops that work on one row or one element at a time: norms, rope, gated activation, embedding, column sums.
 //
 // All compute in fp32 and round once. A tail of fewer than 16 elements goes through the same vector code, padded.
-#include "vec.h"
+#include "rows.h"
 
 namespace ls {
 namespace LOCKSTEP_ISA {
@@ -11,46 +11,13 @@ constexpr int64_t kElementsPerPiece = 16 * 1024;  // enough work to be worth han
 
 int64_t rows_per_piece(int64_t d) { return std::max<int64_t>(1, kElementsPerPiece / std::max<int64_t>(d, 1)); }
 
-// Calls body(offset, count) for 16 elements at a time; count < 16 only for the last.
-template <typename Body>
-LS_INLINE void each_vector(int64_t count, const Body& body) {
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) body(i, static_cast<int64_t>(kLanes));
-  if (i < count) body(i, count - i);
-}
-template <typename T>
-LS_INLINE V load_upto(const T* p, int64_t count) {
-  return count == kLanes ? load(p) : load_partial(p, count, T(0));
-}
-template <typename T>
-LS_INLINE void store_upto(T* p, V v, int64_t count) {
-  if (count == kLanes) {
-    store(p, v);
-  } else {
-    store_partial(p, v, count);
-  }
-}
-
-template <typename T>
-LS_INLINE float inverse_rms(const T* x, int64_t d, float eps) {
-  V squares = zero();
-  each_vector(d, [&](int64_t i, int64_t count) {
-    const V v = load_upto(x + i, count);
-    squares = fma(v, v, squares);
-  });
-  return 1.0f / std::sqrt(sum_lanes(squares) / static_cast<float>(d) + eps);
-}
-
 template <typename T, typename W>
 void rms_norm_rows(T* y, const T* x, const W* w, int64_t t, int64_t d, float eps) {
   parallel(t, rows_per_piece(d), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const T* in = x + row * d;
       T* out = y + row * d;
-      const V r = set1(inverse_rms(in, d, eps));
-      each_vector(d, [&](int64_t i, int64_t count) {
-        store_upto(out + i, mul(mul(load_upto(in + i, count), r), load_upto(w + i, count)), count);
-      });
+      normalise(out, in, w, d, eps);
     }
   });
 }
@@ -63,18 +30,7 @@ void rms_norm_backward_rows(T* dx, float* dw, const T* dy, const T* x, const W* 
     for (int64_t row = begin; row < end; ++row) {
       const T *in = x + row * d, *grad = dy + row * d;
       T* out = dx + row * d;
-      const float r = inverse_rms(in, d, eps);
-      scales[row] = r;
-      V dots = zero();
-      each_vector(d, [&](int64_t i, int64_t count) {
-        dots = fma(mul(load_upto(w + i, count), load_upto(grad + i, count)), load_upto(in + i, count), dots);
-      });
-      const float mean = sum_lanes(dots) / static_cast<float>(d);
-      const V rv = set1(r), correction = set1(-(r * r * mean));
-      each_vector(d, [&](int64_t i, int64_t count) {
-        const V wdy = mul(load_upto(w + i, count), load_upto(grad + i, count));
-        store_upto(out + i, mul(rv, fma(load_upto(in + i, count), correction, wdy)), count);
-      });
+      scales[row] = normalise_backward(out, grad, in, w, d, eps);
     }
   });
   // Each thread owns 16 columns or more and sums them down the rows, so the order does not depend on threads.
@@ -103,12 +59,7 @@ void rope_rows(T* y, const T* x, const int64_t* positions, const float* cos, con
       for (int64_t head = 0; head < n; ++head) {
         const T* in = x + row * stride_t + head * h;
         T* out = y + (row * n + head) * h;
-        each_vector(half, [&](int64_t i, int64_t count) {
-          const V x1 = load_upto(in + i, count), x2 = load_upto(in + half + i, count);
-          const V cv = load_upto(c + i, count), sv = mul(sign, load_upto(s + i, count));
-          store_upto(out + i, sub(mul(x1, cv), mul(x2, sv)), count);
-          store_upto(out + half + i, add(mul(x2, cv), mul(x1, sv)), count);
-        });
+        rotate(out, in, c, s, half, sign);
       }
     }
   });

@@ -1,0 +1,149 @@
+// The arithmetic of attention for each compute dtype: products, powers of two, and what happens to subnormals.
+//
+// fp32: one fma a product. bf16: operands in pairs, two products an instruction (dot_bf16), fp32 sums. vdpbf16ps takes
+// subnormal inputs as zero and flushes subnormal results; FlushSubnormals makes plain instructions do the same, so that
+// every instruction set has the same bits.
+#pragma once
+#include "vec.h"
+
+namespace ls {
+namespace LOCKSTEP_ISA {
+
+// Within its life this thread's arithmetic treats subnormal numbers as zero, operands and results alike.
+class FlushSubnormals {
+ public:
+#if defined(__SSE2__)
+  FlushSubnormals() : before_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(before_ | 0x8040); }
+  ~FlushSubnormals() { __builtin_ia32_ldmxcsr(before_); }
+
+ private:
+  unsigned before_;
+#elif defined(__aarch64__)
+  FlushSubnormals() {
+    asm volatile("mrs %0, fpcr" : "=r"(before_));
+    asm volatile("msr fpcr, %0" ::"r"(before_ | (uint64_t{1} << 24)));
+  }
+  ~FlushSubnormals() { asm volatile("msr fpcr, %0" ::"r"(before_)); }
+
+ private:
+  uint64_t before_;
+#else
+#error "say how this processor flushes subnormals"
+#endif
+  FlushSubnormals(const FlushSubnormals&) = delete;
+  FlushSubnormals& operator=(const FlushSubnormals&) = delete;
+};
+
+// a, or 0 where x < limit; a NaN in x lets a through
+#if defined(__AVX512F__)
+LS_INLINE V zero_if_below(V x, V limit, V a) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), a);
+}
+// bits(a) + (bits(t) << 23)
+LS_INLINE V add_exponent(V a, V t) {
+  return _mm512_castsi512_ps(
+      _mm512_add_epi32(_mm512_castps_si512(a), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
+}
+LS_INLINE V and_bits(V a, uint32_t mask) {
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(static_cast<int>(mask))));
+}
+LS_INLINE float largest(V v) { return _mm512_reduce_max_ps(v); }
+#elif defined(__AVX2__)
+LS_INLINE V zero_if_below(V x, V limit, V a) {
+  return {_mm256_and_ps(_mm256_cmp_ps(x.lo, limit.lo, _CMP_NLT_UQ), a.lo),
+          _mm256_and_ps(_mm256_cmp_ps(x.hi, limit.hi, _CMP_NLT_UQ), a.hi)};
+}
+LS_INLINE __m256 add_exponent_half(__m256 a, __m256 t) {
+  return _mm256_castsi256_ps(
+      _mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
+}
+LS_INLINE V add_exponent(V a, V t) { return {add_exponent_half(a.lo, t.lo), add_exponent_half(a.hi, t.hi)}; }
+LS_INLINE V and_bits(V a, uint32_t mask) {
+  const __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(mask)));
+  return {_mm256_and_ps(a.lo, m), _mm256_and_ps(a.hi, m)};
+}
+LS_INLINE float largest(V v) { return max_lanes(v); }
+#else
+LS_INLINE V zero_if_below(V x, V limit, V a) {
+  V r;
+  for (int i = 0; i < kLanes; ++i) r.v[i] = x.v[i] < limit.v[i] ? 0.0f : a.v[i];
+  return r;
+}
+LS_INLINE V add_exponent(V a, V t) {
+  V r;
+  for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(bits_of(a.v[i]) + (bits_of(t.v[i]) << 23));
+  return r;
+}
+LS_INLINE V and_bits(V a, uint32_t mask) {
+  V r;
+  for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(bits_of(a.v[i]) & mask);
+  return r;
+}
+LS_INLINE float largest(V v) { return max_lanes(v); }
+#endif
+
+// x = n + f with n integral and |f| <= 1/2: adding 1.5 * 2^23 leaves n in the low bits of t.
+struct Split {
+  V t, f;
+};
+LS_INLINE Split split_exponent(V x) {
+  const V magic = set1(12582912.0f);
+  const V t = add(x, magic);
+  return {t, sub(x, sub(t, magic))};
+}
+
+struct Fp32Math {
+  using Elem = float;
+  static constexpr int kPack = 1;  // neighbours along the sum that one instruction multiplies
+  LS_INLINE V broadcast(const float* p) { return set1(*p); }
+  LS_INLINE V vector(const float* p) { return load(p); }
+  LS_INLINE V dot(V c, V a, V b) { return fma(a, b, c); }
+
+  // 2^x for x <= 0, relative error 1e-7; 0 below 2^-126, 1 at 0; NaN stays NaN. Minimax, fitted with p(0) = 1.
+  LS_INLINE V exp2(V x) {
+    const Split s = split_exponent(x);
+    V p = fma(set1(0.0001535336196f), s.f, set1(0.001339887502f));
+    p = fma(p, s.f, set1(0.009618436918f));
+    p = fma(p, s.f, set1(0.05550332367f));
+    p = fma(p, s.f, set1(0.2402264774f));
+    p = fma(p, s.f, set1(0.6931471825f));
+    p = fma(p, s.f, set1(1.0f));
+    return zero_if_below(x, set1(-126.0f), mul(p, add_exponent(set1(1.0f), s.t)));
+  }
+};
+
+struct Bf16Math {
+  using Elem = bf16;
+  static constexpr int kPack = 2;
+  LS_INLINE V broadcast(const bf16* p) {
+    uint32_t pair;
+    std::memcpy(&pair, p, sizeof pair);
+    return set1_bits(pair);
+  }
+  LS_INLINE V vector(const bf16* p) { return load(reinterpret_cast<const float*>(p)); }
+  LS_INLINE V dot(V c, V a, V b) { return dot_bf16(c, a, b); }
+
+  // As above, relative error 3e-6: what it gives is rounded to bf16, or scales what was summed from such values. The
+  // NaNs that reach it have zeros in their low bits, so the exponent added to them is 0.
+  LS_INLINE V exp2(V x) {
+    const Split s = split_exponent(x);
+    V p = fma(set1(0.009582852945f), s.f, set1(0.05590642616f));
+    p = fma(p, s.f, set1(0.2402409911f));
+    p = fma(p, s.f, set1(0.6931241751f));
+    p = fma(p, s.f, set1(1.0f));
+    return zero_if_below(x, set1(-126.0f), add_exponent(p, s.t));
+  }
+};
+
+// What is summed in pairs flushes; fp32 alone keeps subnormals.
+struct KeepSubnormals {
+  KeepSubnormals() {}
+};
+template <typename T>
+using FlushSubnormalsIf = std::conditional_t<std::is_same_v<T, bf16>, FlushSubnormals, KeepSubnormals>;
+
+template <typename T>
+using MathOf = std::conditional_t<std::is_same_v<T, bf16>, Bf16Math, Fp32Math>;
+
+}  // namespace LOCKSTEP_ISA
+}  // namespace ls

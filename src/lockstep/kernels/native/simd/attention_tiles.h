@@ -1,0 +1,264 @@
+// One tile of 128 keys against a few rows: scores, online softmax, values.
+//
+// A row is one query head of one token; up to six that share a K/V head run together, so that each load of K and V
+// serves them all, but a row's arithmetic is its own: a score sums over H ascending; the tile's maximum joins the row's;
+// p = 2^(c s - c m), c = scale log2(e), is summed lane by lane and rounded to the compute dtype; values are added key by
+// key (bf16: pair by pair), ascending. Online softmax: Milakov & Gimelshein 2018, alg. 3.
+#pragma once
+#include <utility>
+
+#include "attention_math.h"
+#include "kv_pages.h"
+
+namespace ls {
+namespace LOCKSTEP_ISA {
+
+constexpr int kTile = 128, kTileBlocks = kTile / kBlock, kRows = 6;
+constexpr float kMinusInfinity = -__builtin_inff();
+
+template <typename T>
+struct KeyTile {
+  int64_t first;  // position of its first key
+  const T *k[kTileBlocks], *v[kTileBlocks];
+  const float *k_scales[kTileBlocks], *v_scales[kTileBlocks];  // of quantised pages
+  bool is_scaled;
+  int64_t head_dim, padded_dim;
+};
+
+struct RowBounds {
+  int64_t first, last;  // keys it sees, both included
+};
+
+// Rows side by side: queries (rows, H), sums of values (rows, Hp), maxima c m, sums of weights by lane (rows, 16).
+template <typename T>
+struct RowStates {
+  const T* q;
+  const RowBounds* bounds;
+  float *o, *m, *l;
+
+  RowStates from(int64_t row, int64_t head_dim, int64_t padded_dim) const {
+    return {q + row * head_dim, bounds + row, o + row * padded_dim, m + row, l + row * kLanes};
+  }
+};
+
+// s[r][16 b ..] = q[r] . k for NB blocks of 16 keys; best[r] takes in their maxima by lane.
+template <typename T, int R, int NB>
+LS_INLINE void scores(const T* q, const T* const* blocks, const float* const* scales, int64_t head_dim, float* s,
+                      V* best) {
+  using Math = MathOf<T>;
+  V acc[R][NB];
+  for (auto& line : acc) {
+    for (auto& value : line) value = zero();
+  }
+  for (int64_t h = 0; h < head_dim; h += Math::kPack) {
+    V kv[NB];
+#pragma GCC unroll 4
+    for (int b = 0; b < NB; ++b) kv[b] = Math::vector(blocks[b] + h * kBlock);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+      const V qv = Math::broadcast(q + r * head_dim + h);
+#pragma GCC unroll 4
+      for (int b = 0; b < NB; ++b) acc[r][b] = Math::dot(acc[r][b], qv, kv[b]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int b = 0; b < NB; ++b) {
+    const V scale = scales ? load(scales[b]) : set1(1.0f);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+      const V value = scales ? mul(acc[r][b], scale) : acc[r][b];
+      store(s + r * kTile + b * kBlock, value);
+      best[r] = max(value, best[r]);
+    }
+  }
+}
+
+// o[r][0 .. 16 NC) += p[r] v over steps [begin, end) of kPack keys. `mask` picks the keys of a pair.
+template <typename T, int R, int NC, bool kMasked>
+LS_INLINE void values(const T* p, const T* const* blocks, int64_t padded_dim, int64_t begin, int64_t end, float* o,
+                      uint32_t mask) {
+  using Math = MathOf<T>;
+  constexpr int kSteps = kBlock / Math::kPack;
+  V acc[R][NC];
+  for (int r = 0; r < R; ++r) {
+    for (int c = 0; c < NC; ++c) acc[r][c] = load(o + r * padded_dim + c * kLanes);
+  }
+  while (begin < end) {
+    const int64_t in_block = begin % kSteps, stop = std::min<int64_t>(end, begin - in_block + kSteps);
+    const T* row = blocks[begin / kSteps] + in_block * Math::kPack * padded_dim;
+    for (; begin < stop; ++begin, row += Math::kPack * padded_dim) {
+      V vv[NC];
+#pragma GCC unroll 4
+      for (int c = 0; c < NC; ++c) {
+        vv[c] = Math::vector(row + c * kLanes * Math::kPack);
+        if (kMasked) vv[c] = and_bits(vv[c], mask);
+      }
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r) {
+        const V pv = Math::broadcast(p + r * kTile + begin * Math::kPack);
+#pragma GCC unroll 4
+        for (int c = 0; c < NC; ++c) acc[r][c] = Math::dot(acc[r][c], pv, vv[c]);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int c = 0; c < NC; ++c) store(o + r * padded_dim + c * kLanes, acc[r][c]);
+  }
+}
+
+template <typename T, int R, bool kMasked>
+void all_columns(const T* p, const KeyTile<T>& tile, int64_t begin, int64_t end, float* o, uint32_t mask) {
+  if (begin >= end) return;
+  constexpr int kPack = MathOf<T>::kPack, kSteps = kBlock / kPack;
+  for (int64_t column = 0; column < tile.padded_dim;) {
+    const T* shifted[kTileBlocks];
+    for (int64_t b = begin / kSteps; b <= (end - 1) / kSteps; ++b) shifted[b] = tile.v[b] + column * kPack;
+    const int64_t left = (tile.padded_dim - column) / kLanes;
+    if (kColumnVectors > 1 && left >= kColumnVectors) {
+      values<T, R, kColumnVectors, kMasked>(p, shifted, tile.padded_dim, begin, end, o + column, mask);
+      column += kColumnVectors * kLanes;
+    } else if (kColumnVectors > 1 && left >= 2) {
+      values<T, R, 2, kMasked>(p, shifted, tile.padded_dim, begin, end, o + column, mask);
+      column += 2 * kLanes;
+    } else {
+      values<T, R, 1, kMasked>(p, shifted, tile.padded_dim, begin, end, o + column, mask);
+      column += kLanes;
+    }
+  }
+}
+
+// Calls f with the number of rows, 1 .. 6, as a constant.
+template <typename F>
+LS_INLINE void with_rows(int rows, const F& f) {
+  switch (rows) {
+    case 1: return f(std::integral_constant<int, 1>{});
+    case 2: return f(std::integral_constant<int, 2>{});
+    case 3: return f(std::integral_constant<int, 3>{});
+    case 4: return f(std::integral_constant<int, 4>{});
+    case 5: return f(std::integral_constant<int, 5>{});
+    default: return f(std::integral_constant<int, 6>{});
+  }
+}
+
+// Values of keys [begin, end) of the tile for `rows` rows that see them all, where half pairs stand at the ends.
+template <typename T>
+void add_values(const T* p, const KeyTile<T>& tile, int rows, int64_t begin, int64_t end, float* o) {
+  if (begin >= end) return;
+  with_rows(rows, [&](auto count) {
+    constexpr int R = decltype(count)::value;
+    if constexpr (MathOf<T>::kPack == 1) {
+      all_columns<T, R, false>(p, tile, begin, end, o, 0);
+    } else {
+      if (begin % 2 == 1) all_columns<T, R, true>(p, tile, begin / 2, begin / 2 + 1, o, 0xFFFF0000u);
+      all_columns<T, R, false>(p, tile, (begin + 1) / 2, end / 2, o, 0);
+      if (end % 2 == 1) all_columns<T, R, true>(p, tile, end / 2, end / 2 + 1, o, 0x0000FFFFu);
+    }
+  });
+}
+
+// What is taken from exponents whose maximum is m: with nothing but -inf so far, weights are 0 and not NaN.
+LS_INLINE float finite_shift(float m) { return m == kMinusInfinity ? 0.0f : m; }
+
+// Weights of one row, which sees keys [begin, end): s becomes p.
+template <typename T>
+LS_INLINE void weigh(float* s, T* p, const KeyTile<T>& tile, int64_t blocks, float c, float shift, int64_t begin,
+                     int64_t end, float* l, float alpha) {
+  using Math = MathOf<T>;
+  const V factor = set1(c), minus = set1(-shift);
+  V sum = mul(load(l), set1(alpha));
+  for (int64_t b = 0; b < blocks; ++b) {
+    V weight = Math::exp2(fma(load(s + b * kBlock), factor, minus));
+    sum = add(sum, weight);
+    if (tile.is_scaled) {
+      weight = mul(weight, load(tile.v_scales[b]));
+      if (begin > b * kBlock || end < (b + 1) * kBlock) {  // a hidden key's scale may be anything, NaN too
+        float lanes[kLanes];
+        store(lanes, weight);
+        for (int i = 0; i < kLanes; ++i) {
+          const int64_t key = b * kBlock + i;
+          if (key < begin || key >= end) lanes[i] = 0.0f;
+        }
+        weight = load(lanes);
+      }
+    }
+    store(p + b * kBlock, weight);
+  }
+  store(l, sum);
+}
+
+// R rows against one tile. Rows that see nothing of it are left as they are.
+template <typename T, int R>
+void attend_tile(const KeyTile<T>& tile, const RowStates<T>& rows, float c) {
+  using Math = MathOf<T>;
+  constexpr int kPack = Math::kPack;
+  alignas(64) float s[R * kTile];
+  alignas(64) T p[R * kTile];
+  alignas(64) float old_m[kLanes], new_m[kLanes], shift[kLanes], alpha[kLanes];
+  int64_t begins[R], ends[R], last = -1;
+  for (int r = 0; r < R; ++r) {
+    begins[r] = std::min<int64_t>(std::max<int64_t>(rows.bounds[r].first - tile.first, 0), kTile);
+    ends[r] = std::max(begins[r], std::min<int64_t>(rows.bounds[r].last - tile.first + 1, kTile));
+    last = std::max(last, begins[r] < ends[r] ? ends[r] - 1 : -1);
+  }
+  if (last < 0) return;
+  const int64_t blocks = last / kBlock + 1;
+  V best[R];
+  for (auto& lane_best : best) lane_best = set1(kMinusInfinity);
+  for (int64_t b = 0; b < blocks;) {
+    const float* const* scales = tile.is_scaled ? tile.k_scales + b : nullptr;
+    if (kColumnVectors > 1 && blocks - b >= kColumnVectors) {
+      scores<T, R, kColumnVectors>(rows.q, tile.k + b, scales, tile.head_dim, s + b * kBlock, best);
+      b += kColumnVectors;
+    } else {
+      scores<T, R, 1>(rows.q, tile.k + b, scales, tile.head_dim, s + b * kBlock, best);
+      ++b;
+    }
+  }
+  for (int r = 0; r < kLanes; ++r) {
+    old_m[r] = kMinusInfinity;
+    shift[r] = 0.0f;
+  }
+  for (int r = 0; r < R; ++r) {
+    if (begins[r] == ends[r]) continue;
+    if (begins[r] > 0 || ends[r] < blocks * kBlock) {
+      float* line = s + r * kTile;
+      for (int64_t i = 0; i < begins[r]; ++i) line[i] = kMinusInfinity;
+      for (int64_t i = ends[r]; i < blocks * kBlock; ++i) line[i] = kMinusInfinity;
+      best[r] = load(line);
+      for (int64_t b = 1; b < blocks; ++b) best[r] = max(load(line + b * kBlock), best[r]);
+    }
+    old_m[r] = rows.m[r];
+    new_m[r] = std::max(old_m[r], largest(best[r]) * c);
+    shift[r] = finite_shift(new_m[r]);
+  }
+  store(alpha, Math::exp2(sub(load(old_m), load(shift))));
+  int64_t joint_begin = 0, joint_end = kTile;
+  for (int r = 0; r < R; ++r) {
+    joint_begin = std::max(joint_begin, (begins[r] + kPack - 1) / kPack * kPack);
+    joint_end = std::min(joint_end, ends[r] / kPack * kPack);
+    if (begins[r] == ends[r]) continue;
+    weigh(s + r * kTile, p + r * kTile, tile, blocks, c, shift[r], begins[r], ends[r], rows.l + r * kLanes, alpha[r]);
+    rows.m[r] = new_m[r];
+    if (alpha[r] == 1.0f) continue;
+    float* out = rows.o + r * tile.padded_dim;
+    const V old = set1(alpha[r]);
+    for (int64_t h = 0; h < tile.padded_dim; h += kLanes) store(out + h, mul(load(out + h), old));
+  }
+  const auto one_by_one = [&](auto range) {  // rows that end alike, as those of one token do, together
+    for (int r = 0; r < R;) {
+      int alike = 1;
+      while (r + alike < R && begins[r + alike] == begins[r] && ends[r + alike] == ends[r]) ++alike;
+      const auto [begin, end] = range(begins[r], ends[r]);
+      add_values(p + r * kTile, tile, alike, begin, end, rows.o + r * tile.padded_dim);
+      r += alike;
+    }
+  };
+  using Range = std::pair<int64_t, int64_t>;
+  if (joint_begin >= joint_end) return one_by_one([](int64_t begin, int64_t end) { return Range{begin, end}; });
+  one_by_one([&](int64_t begin, int64_t) { return Range{begin, joint_begin}; });
+  all_columns<T, R, false>(p, tile, joint_begin / kPack, joint_end / kPack, rows.o, 0);
+  one_by_one([&](int64_t, int64_t end) { return Range{joint_end, end}; });
+}
+
+}  // namespace LOCKSTEP_ISA
+}  // namespace ls
