@@ -83,9 +83,13 @@ def test_a_bit_of_the_kv_cache(family, precision, which, layer, shared_model, en
         if flipped:
             block, slot = engine._scheduler.block_table(0)[1], 15
             cache = engine._runner.cache
-            keys_KH = cache.k_pages[layer][block, ..., slot]
-            values_KH = cache.v_pages[layer][block, :, slot]
-            numbers = keys_KH if which == "k" else values_KH
+            pages = cache.pages[layer]
+            if pages.format == "fp32":
+                keys, values = pages.k[block, ..., slot], pages.v[block, :, slot]
+            else:
+                keys = pages.k[block, :, :, slot]
+                values = pages.v[block, :, slot // 2, :, slot % 2]
+            numbers = keys if which == "k" else values
             flip_lowest_bit(numbers, largest(numbers))
         while engine.has_work:
             for delta in engine.step():

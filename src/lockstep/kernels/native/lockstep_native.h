@@ -70,7 +70,6 @@ struct Kernels {
   X(pack) X(gemm) X(rms_norm) X(rms_norm_backward) X(rope) X(silu_mul) X(silu_mul_backward) X(embedding) \
   X(embedding_backward) X(add) X(copy_rows) X(column_sum) X(split_qkv) X(split_qkv_backward) X(attention) \
   X(attention_backward) X(row_logprobs) X(row_softmax_grad) X(sample) X(grad_weight) X(adamw) X(sum_of_squares)
-  X(row_logprobs) X(row_softmax_grad) X(sample) X(grad_weight) X(adamw) X(sum_of_squares)
 
 // The kernels of the instruction set in use.
 const Kernels& kernels_in_use();

@@ -44,10 +44,14 @@ struct Problem {
     const int64_t dim = store.head_dim;
     if (norm) {
       normalise(out, in, norm, dim, eps);
-    } else {
+      in = out;
+    }
+    if (cos) {
+      const int64_t at = positions[token] * (dim / 2);
+      rotate(out, in, cos + at, sin + at, dim / 2, set1(1.0f));
+    } else if (in != out) {
       std::memcpy(out, in, dim * sizeof(T));
     }
-    if (cos) rotate(out, out, cos + positions[token] * (dim / 2), sin + positions[token] * (dim / 2), dim / 2, set1(1.0f));
   }
 
   // Its key and value into the page of its position. `room`: 3 H floats.
@@ -176,8 +180,15 @@ struct Unit {
     return sees ? sum_lanes(load(l + r * kLanes)) : kNothing;
   }
 
-  __attribute__((noinline)) void attend_all() const {
+  __attribute__((noinline)) void attend_all() {
     const FlushSubnormalsIf<T> flush;
+    if (first_range() == last_range()) {  // nothing to join
+      attend_range(first_range());
+      for (int64_t r = 0; r < num_rows; ++r) joined_l[r] = weight_of(r, first_range());
+      joined_o = o;
+      joined_m = m;
+      return finish();
+    }
     for (int64_t range = first_range(); range <= last_range(); ++range) {
       attend_range(range);
       for (int64_t r = 0; r < num_rows; ++r) {
@@ -289,12 +300,13 @@ void attend_chunks(const Problem<T>& p, int64_t* starts, Scratch* parts_memory) 
     const Numbering::Place place = units[number];
     const int64_t runs = place.items / num_kv;
     // The last tokens, which see the most keys, first: the threads end together.
-    body(Unit<T>(p, scratch.get(Unit<T>::floats(p)), place.s, place.item % num_kv, runs - 1 - place.item / num_kv));
+    Unit<T> unit(p, scratch.get(Unit<T>::floats(p)), place.s, place.item % num_kv, runs - 1 - place.item / num_kv);
+    body(unit);
   };
   if (most_ranges == 1 || units.total() >= 8 * num_threads()) {
     parallel(units.total(), 1, [&](int64_t begin, int64_t end) {
       for (int64_t number = begin; number < end; ++number) {
-        with_unit(number, [](const Unit<T>& unit) {
+        with_unit(number, [](Unit<T>& unit) {
           unit.write_own_key(unit.last_range());
           unit.attend_all();
         });

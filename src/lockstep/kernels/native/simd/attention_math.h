@@ -98,6 +98,7 @@ struct Fp32Math {
   LS_INLINE V broadcast(const float* p) { return set1(*p); }
   LS_INLINE V vector(const float* p) { return load(p); }
   LS_INLINE V dot(V c, V a, V b) { return fma(a, b, c); }
+  LS_INLINE void store_weights(float* p, V v) { store(p, v); }
 
   // 2^x for x <= 0, relative error 1e-7; 0 below 2^-126, 1 at 0; NaN stays NaN. Minimax, fitted with p(0) = 1.
   LS_INLINE V exp2(V x) {
@@ -122,6 +123,14 @@ struct Bf16Math {
   }
   LS_INLINE V vector(const bf16* p) { return load(reinterpret_cast<const float*>(p)); }
   LS_INLINE V dot(V c, V a, V b) { return dot_bf16(c, a, b); }
+  // Rounded to nearest even; there are no subnormals here.
+  LS_INLINE void store_weights(bf16* p, V v) {
+#if defined(__AVX512BF16__)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v)));
+#else
+    store(p, v);
+#endif
+  }
 
   // As above, relative error 3e-6: what it gives is rounded to bf16, or scales what was summed from such values. The
   // NaNs that reach it have zeros in their low bits, so the exponent added to them is 0.

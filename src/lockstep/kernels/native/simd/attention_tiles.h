@@ -181,7 +181,7 @@ LS_INLINE void weigh(float* s, T* p, const KeyTile<T>& tile, int64_t blocks, flo
         weight = load(lanes);
       }
     }
-    store(p + b * kBlock, weight);
+    Math::store_weights(p + b * kBlock, weight);
   }
   store(l, sum);
 }
@@ -209,6 +209,9 @@ void attend_tile(const KeyTile<T>& tile, const RowStates<T>& rows, float c) {
     if (kColumnVectors > 1 && blocks - b >= kColumnVectors) {
       scores<T, R, kColumnVectors>(rows.q, tile.k + b, scales, tile.head_dim, s + b * kBlock, best);
       b += kColumnVectors;
+    } else if (kColumnVectors > 1 && blocks - b >= 2) {
+      scores<T, R, 2>(rows.q, tile.k + b, scales, tile.head_dim, s + b * kBlock, best);
+      b += 2;
     } else {
       scores<T, R, 1>(rows.q, tile.k + b, scales, tile.head_dim, s + b * kBlock, best);
       ++b;
