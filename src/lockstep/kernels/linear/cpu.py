@@ -1,8 +1,7 @@
 """Native `lockstep::linear`: weights packed in panels of 64 columns, K ascending, one accumulator
 an output.
 
-Bytes moved at one row: the packed weight, once. The packed layout is [panel][k][64] in fp32 and
-[panel][k/2][64][2] in bf16 (pairs, as `vdpbf16ps` takes them), zero-padded in N and K.
+Bytes moved at one row: the packed weight, once. Layouts: docs/decisions/011.
 """
 
 from __future__ import annotations
@@ -10,42 +9,34 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lockstep.kernels import huge_pages
+from lockstep.kernels.linear.packing import FLOAT_FORMATS, PANEL, PackedFormat, pack_into
+from lockstep.kernels.linear.packing import pack as pack_pieces
 from lockstep.kernels.native_library import DTYPE_CODE, address, native
 
-PANEL = 64
+__all__ = [
+    "PANEL",
+    "column_sum",
+    "gemm",
+    "linear",
+    "linear_grad_input",
+    "linear_grad_weight",
+    "pack",
+    "pack_temporary",
+    "quantise_rows",
+]
+
+_STORE, _ACCUMULATE, _RESIDUAL, _SILU_MUL = range(4)
 
 
-def pack(weight_NK: Tensor, bf16: bool, is_kept: bool) -> Tensor:
-    """Weights that stay lie on huge pages."""
-    dtype = torch.bfloat16 if bf16 else torch.float32
-    if not is_kept:
-        return pack_temporary(weight_NK, dtype)
-    return pack_into(huge_pages.empty((packed_size(weight_NK, dtype),), dtype), weight_NK)
+def pack(weight_NK: Tensor, bf16: bool) -> Tensor:
+    """For weights, which stay: on huge pages."""
+    return pack_pieces([weight_NK], torch.bfloat16 if bf16 else torch.float32)
 
 
 def pack_temporary(matrix_NK: Tensor, dtype: torch.dtype) -> Tensor:
     """For one product of a backward pass."""
-    return pack_into(torch.empty(packed_size(matrix_NK, dtype), dtype=dtype), matrix_NK)
-
-
-def packed_size(matrix_NK: Tensor, dtype: torch.dtype) -> int:
-    """Elements of the packed form: N rounded up to a panel, K to a pair in bf16."""
-    n, k = matrix_NK.shape
-    return -(-n // PANEL) * PANEL * (k + k % 2 if dtype == torch.bfloat16 else k)
-
-
-def pack_into(packed: Tensor, matrix_NK: Tensor) -> Tensor:
-    """Pack a matrix that will be summed over its last dim; any strides."""
-    native().ls_pack(
-        packed.data_ptr(),
-        DTYPE_CODE[packed.dtype],
-        matrix_NK.data_ptr(),
-        DTYPE_CODE[matrix_NK.dtype],
-        *matrix_NK.shape,
-        *matrix_NK.stride(),
-    )
-    return packed
+    num_bytes = FLOAT_FORMATS[dtype].num_bytes(*matrix_NK.shape)
+    return pack_into(torch.empty(num_bytes // dtype.itemsize, dtype=dtype), matrix_NK)
 
 
 def gemm(
@@ -53,37 +44,76 @@ def gemm(
     packed: Tensor,
     n: int,
     *,
+    fmt: PackedFormat | None = None,
     bias_N: Tensor | None = None,
+    column_bias: Tensor | None = None,
+    norm_weight_K: Tensor | None = None,
+    eps: float = 0.0,
+    residual_TN: Tensor | None = None,
+    silu_mul: bool = False,
     segments: int = 1,
     out: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     accumulate: bool = False,
 ) -> Tensor:
-    """x (T, K) times a packed (N, K) matrix; `out` (T, N) is overwritten, or added to if
-    `accumulate`.
+    """epilogue(norm?(x) W^T + b): x (T, K) times a packed weight, `n` outputs, in one native call.
+
+    `fmt` None: packed floats of x's dtype. `norm_weight_K`, in x's dtype: rows go through rms_norm
+    first. At most one epilogue: `residual_TN` (out's dtype; may be `out`) is added, `silu_mul`
+    gates the interleaved halves, `accumulate` adds to `out`. `bias_N` is rounded to x's dtype;
+    `column_bias` comes from `pack_bias`. Bits are those of the separate ops.
     """
     if x_TK.stride(1) != 1:
         x_TK = x_TK.contiguous()
     t, k = x_TK.shape
     y_TN = torch.empty(t, n, dtype=out_dtype or x_TK.dtype) if out is None else out
     if bias_N is not None:
-        bias_N = bias_N.to(x_TK.dtype).float()
+        column_bias = bias_N.to(x_TK.dtype).float()
+    if residual_TN is not None:
+        assert residual_TN.dtype == y_TN.dtype, f"{residual_TN.dtype} added to {y_TN.dtype}"
+        epilogue = _RESIDUAL
+    else:
+        epilogue = _SILU_MUL if silu_mul else _ACCUMULATE if accumulate else _STORE
     native().ls_gemm(
         y_TN.data_ptr(),
         DTYPE_CODE[y_TN.dtype],
+        y_TN.stride(0),
         x_TK.data_ptr(),
         DTYPE_CODE[x_TK.dtype],
+        x_TK.stride(0),
+        address(norm_weight_K),
+        eps,
         packed.data_ptr(),
-        address(bias_N),
+        FLOAT_FORMATS[x_TK.dtype].code if fmt is None else fmt.code,
+        address(column_bias),
+        address(residual_TN),
+        0 if residual_TN is None else residual_TN.stride(0),
         t,
         n,
         k,
-        x_TK.stride(0),
-        y_TN.stride(0),
         segments,
-        int(accumulate),
+        epilogue,
     )
     return y_TN
+
+
+def quantise_rows(x_TK: Tensor) -> tuple[Tensor, Tensor]:
+    """Activations as products with 8-bit weights take them: int8 (T, K), and fp32 scales (T, B)."""
+    if x_TK.stride(1) != 1:
+        x_TK = x_TK.contiguous()
+    t, k = x_TK.shape
+    q_TK = torch.empty(t, k, dtype=torch.int8)
+    scales_TB = torch.empty(t, -(-k // 64), dtype=torch.float32)
+    native().ls_quantise_rows(
+        q_TK.data_ptr(),
+        scales_TB.data_ptr(),
+        x_TK.data_ptr(),
+        DTYPE_CODE[x_TK.dtype],
+        t,
+        k,
+        x_TK.stride(0),
+    )
+    return q_TK, scales_TB
 
 
 def linear(

@@ -14,10 +14,20 @@ enum Dtype : int { kFp32 = 0, kBf16 = 1 };
 // One function table for each instruction set. A new kernel is a field here, a name in LS_KERNELS, a definition in
 // simd/ and a prototype in native_library.py.
 struct Kernels {
+  // Weights into panels for `gemm`. A piece fills columns from first_column on: n of them, or every other 16 when
+  // interleaved (gate at 0 and up at 16 of a gated product). pack_quantised: values are bytes (n, k); scales and shifts
+  // (zero points or minimums) are (n, groups) in the format's types, one fp32 a row per channel.
   void (*pack)(void* dst, int dst_dtype, const void* src, int src_dtype, int64_t n, int64_t k, int64_t stride_n,
-               int64_t stride_k);
-  void (*gemm)(void* c, int c_dtype, const void* a, int dtype, const void* packed, const float* bias, int64_t m,
-               int64_t n, int64_t k, int64_t lda, int64_t ldc, int segments, int accumulate);
+               int64_t stride_k, int64_t first_column, int interleaved);
+  void (*pack_quantised)(void* dst, int64_t format, const void* values, const void* scales, const void* shifts,
+                         const void* super_scales, const void* super_minimums, int64_t n, int64_t k,
+                         int64_t first_column, int interleaved);
+  // y (m, n) = epilogue(norm?(x) W^T + bias). norm_weight (k, x's dtype) or null; format: simd/gemm.h; bias: fp32, one
+  // a packed column, or null; epilogue: 0 store, 1 add to y, 2 add the residual (y's dtype), 3 silu(gate) * up.
+  void (*gemm)(void* y, int y_dtype, int64_t ldy, const void* x, int dtype, int64_t ldx, const void* norm_weight,
+               float eps, const void* packed, int64_t format, const float* bias, const void* residual,
+               int64_t ld_residual, int64_t m, int64_t n, int64_t k, int segments, int epilogue);
+  void (*quantise_rows)(void* q, float* scales, const void* x, int dtype, int64_t t, int64_t k, int64_t stride);
   void (*rms_norm)(void* y, const void* x, const void* w, int dtype, int w_dtype, int64_t t, int64_t d, float eps);
   void (*rms_norm_backward)(void* dx, float* dw, const void* dy, const void* x, const void* w, int dtype, int w_dtype,
                             int64_t t, int64_t d, float eps);
@@ -67,7 +77,8 @@ struct Kernels {
 
 // Every kernel by name: what simd/table.cpp fills in and dispatch.cpp hands out.
 #define LS_KERNELS(X) \
-  X(pack) X(gemm) X(rms_norm) X(rms_norm_backward) X(rope) X(silu_mul) X(silu_mul_backward) X(embedding) \
+  X(pack) X(pack_quantised) X(gemm) X(quantise_rows) X(rms_norm) X(rms_norm_backward) X(rope) X(silu_mul) \
+  X(silu_mul_backward) X(embedding) \
   X(embedding_backward) X(add) X(copy_rows) X(column_sum) X(split_qkv) X(split_qkv_backward) X(attention) \
   X(attention_backward) X(row_logprobs) X(row_softmax_grad) X(sample) X(grad_weight) X(adamw) X(sum_of_squares)
 

@@ -1,332 +1,371 @@
-// C = A B^T with a fixed order of summation, and the packing of B.
+// y = epilogue(norm?(x) W^T + b) with a fixed order of summation, for weights of every format, M from 1 to thousands.
 //
-// B (N x K) lies in panels of 64 columns: fp32 as [panel][k][64], bf16 as [panel][k/2][64][2]; either way 64 32-bit words
-// a step, a step being one k (fp32) or two (bf16). Each output has one accumulator that runs over the steps in
-// ascending order; where segments = 8 it runs over each of 8 fixed pieces of K, and the pieces are joined by the tree
-// ((0+1)+(2+3))+((4+5)+(6+7)). Blocking K for the cache saves and reloads accumulators, which changes no bit.
-// Bytes: B once for each block of rows; at one row the product is bound by reading B.
-#include "vec.h"
+// A unit of work is a panel of 64 columns (or half of one) and a block of rows. At few rows each thread prepares all of
+// them for itself (norm, quantisation: no barrier) and reads one long run of panels, the weights once; only the last
+// panels are shared out. At many rows they are prepared once and a panel stays in cache for all their tiles. Sums
+// between tiles lie in memory, so blocking changes no bit. Bytes: the packed weight once for each block of rows.
+#include <atomic>
+
+#include "gemm.h"
+#include "rows.h"
 
 namespace ls {
 namespace LOCKSTEP_ISA {
 namespace {
 
-constexpr int kPanel = 64;
-constexpr int kRows = 6;               // rows of a register tile
-constexpr int64_t kStepsInCache = 1024;  // steps of a panel that stay in L2: 256 KiB
+constexpr int kHalf = 32;               // columns of half a panel: the finest unit
+constexpr int64_t kFewRows = 64;        // up to here weights are streamed, not kept
+constexpr int64_t kRowsTogether = 96;   // rows that share a chunk of a panel too long for the cache
 constexpr int64_t kRowBytesInCache = 384 * 1024;
+constexpr int64_t kPanelBytesInCache = 256 * 1024;
+constexpr int64_t kChunkBytes = 16 * 1024;  // of a panel, so that it stays in L1 for the tiles of a few rows
+constexpr int64_t kPreparedByEach = 16 * 1024;  // elements that each thread prepares for itself
 
-struct Operands {
-  const char* a;
-  int64_t lda_bytes;
-  const float* packed;
-  int64_t steps;       // of the whole K
-  int64_t segment_steps;  // of each segment but the last
-  int segments;
-  void* c;
-  int c_dtype;
-  int64_t ldc, n;
+enum Epilogue : int { kStore = 0, kAccumulate = 1, kResidual = 2, kSiluMul = 3 };
+
+struct Product {
+  void* y;
+  int y_dtype;
+  int64_t ldy;
+  const char* x;
+  int dtype;
+  int64_t x_stride;  // bytes
+  const void* norm_weight;
+  float eps;
+  const char* packed;
+  Format format;
   const float* bias;
-  bool accumulate;
+  const void* residual;
+  int64_t ld_residual;
+  int64_t m, n, k;
+  int segments, epilogue;
+
+  // Derived. A step is a row of 64 words of a float panel, or a block of a quantised one.
+  QuantLayout quant;
+  QuantRows quant_rows;
+  int64_t columns;  // of the packed weight
+  int64_t steps, segment_steps, step_bytes, panel_bytes;
+  int64_t row_stride;  // of a prepared row, bytes
+  bool prepares;
+  int64_t rows_together, chunk_steps;
+
+  int pair() const { return dtype == kBf16 ? 2 : 1; }
+  int element() const { return dtype == kBf16 ? 2 : 4; }
+  int64_t float_steps_of_block() const { return kBlock / pair(); }
 };
 
-// acc[r][v] += sum over steps of a[r][step] * b[step][16 v ...], r < MR, v < NV.
-template <bool kIsBf16, int MR, int NV>
-LS_INLINE void multiply(const char* a, int64_t lda_bytes, const float* b, int64_t steps, V (&acc)[MR][NV]) {
-  for (int64_t s = 0; s < steps; ++s) {
-    V bv[NV];
-#pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) bv[v] = load(b + s * kPanel + v * kLanes);
-#pragma GCC unroll 6
-    for (int r = 0; r < MR; ++r) {
-      uint32_t word;
-      std::memcpy(&word, a + r * lda_bytes + s * 4, 4);
-      const V av = set1_bits(word);
-#pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) acc[r][v] = kIsBf16 ? dot_bf16(acc[r][v], av, bv[v]) : fma(av, bv[v], acc[r][v]);
-    }
-  }
+// What a thread keeps between calls.
+struct Buffers {
+  Scratch rows, normed, sums, unpacked;
+};
+Buffers& buffers() {
+  static thread_local Buffers instance;
+  return instance;
 }
 
 template <typename T>
-LS_INLINE void emit(T* c, V value, int64_t columns, bool accumulate) {
-  if (columns >= kLanes) {
-    store(c, accumulate ? add(load(c), value) : value);
-  } else if (columns > 0) {
-    store_partial(c, accumulate ? add(load_partial(c, columns, T(0)), value) : value, columns);
+void prepare_row(const Product& p, int64_t row, char* out) {
+  const T* x = reinterpret_cast<const T*>(p.x + row * p.x_stride);
+  if (!p.format.int_activations) {
+    T* floats = reinterpret_cast<T*>(out);
+    if (p.norm_weight) {
+      normalise(floats, x, static_cast<const T*>(p.norm_weight), p.k, p.eps);
+    } else {
+      std::memcpy(floats, x, p.k * sizeof(T));
+    }
+    std::memset(floats + p.k, 0, p.row_stride - p.k * sizeof(T));
+    return;
   }
-}
-
-// Adds the bias and writes a tile of sums, `rows` x 16 `vectors`, to rows `row`.. and columns
-// `column`.. of C. Loops rather than unrolled code for each tile shape: the cases of edge, dtype and
-// accumulation would be multiplied by every register of every shape, and gcc takes minutes over it.
-__attribute__((noinline)) void emit_tile(const Operands& o, int64_t row, int64_t column, const float* sums, int rows,
-                                         int vectors) {
-  for (int v = 0; v < vectors; ++v) {
-    const int64_t first = column + v * kLanes, columns = o.n - first;
-    V bias = zero();
-    if (o.bias) bias = columns >= kLanes ? load(o.bias + first) : columns > 0 ? load_partial(o.bias + first, columns, 0.0f) : zero();
-    for (int r = 0; r < rows; ++r) {
-      const V sum = load(sums + (r * vectors + v) * kLanes);
-      const V value = o.bias ? add(sum, bias) : sum;
-      const int64_t at = (row + r) * o.ldc + first;
-      if (o.c_dtype == kBf16) {
-        emit(static_cast<bf16*>(o.c) + at, value, columns, o.accumulate);
-      } else {
-        emit(static_cast<float*>(o.c) + at, value, columns, o.accumulate);
-      }
+  if (p.norm_weight) {
+    T* normed = reinterpret_cast<T*>(buffers().normed.get(p.k));
+    normalise(normed, x, static_cast<const T*>(p.norm_weight), p.k, p.eps);
+    x = normed;
+  }
+  const QuantRows& to = p.quant_rows;
+  auto* q = reinterpret_cast<int8_t*>(out);
+  quantise_row(x, p.dtype, p.k, q, reinterpret_cast<float*>(out + to.scales_at));
+  auto* starts = reinterpret_cast<int32_t*>(out + to.starts_at);
+  auto* sums = reinterpret_cast<float*>(out + to.sums_at);
+  const int pieces = p.quant.pieces, quads = kLanes / pieces;
+  const V ones = set1_bits(0x01010101);
+  for (int64_t block = 0; block < p.quant.blocks; ++block) {
+    int32_t of_quads[kLanes];
+    store_words(of_quads, dot_bytes(zero(), ones, load_words(q + block * kBlock)));
+    for (int piece = 0; piece < pieces; ++piece) {
+      int32_t sum = 0;
+      for (int i = 0; i < quads; ++i) sum += of_quads[piece * quads + i];
+      starts[block * pieces + piece] = p.format.shift == Shift::kOffset ? -p.format.offset * sum : 0;
+      sums[block * pieces + piece] = static_cast<float>(sum);
     }
   }
 }
 
-template <int MR, int NV>
-LS_INLINE void finish(const Operands& o, int64_t row, int64_t column, V (&acc)[MR][NV]) {
-  alignas(64) float sums[MR * NV * kLanes];
-#pragma GCC unroll 6
-  for (int r = 0; r < MR; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) store(sums + (r * NV + v) * kLanes, acc[r][v]);
-  }
-  emit_tile(o, row, column, sums, MR, NV);
-}
-
-// One register tile over the whole of K, when a panel of it fits in cache and there is one segment.
-template <bool kIsBf16, int MR, int NV>
-void tile_whole(const Operands& o, int64_t row, const float* b, int64_t column) {
-  V acc[MR][NV];
-  for (auto& line : acc) {
-    for (auto& value : line) value = zero();
-  }
-  multiply<kIsBf16, MR, NV>(o.a + row * o.lda_bytes, o.lda_bytes, b, o.steps, acc);
-  finish<MR, NV>(o, row, column, acc);
-}
-
-// One register tile over steps [begin, end), continuing from `sums` (MR x 64 floats).
-template <bool kIsBf16, int MR, int NV>
-void tile_part(const Operands& o, int64_t row, const float* b, int64_t begin, int64_t end, float* sums) {
-  V acc[MR][NV];
-  for (int r = 0; r < MR; ++r) {
-    for (int v = 0; v < NV; ++v) acc[r][v] = load(sums + r * kPanel + v * kLanes);
-  }
-  multiply<kIsBf16, MR, NV>(o.a + row * o.lda_bytes + begin * 4, o.lda_bytes, b + begin * kPanel, end - begin, acc);
-  for (int r = 0; r < MR; ++r) {
-    for (int v = 0; v < NV; ++v) store(sums + r * kPanel + v * kLanes, acc[r][v]);
+void prepare_rows(const Product& p, int64_t begin, int64_t end, char* out) {
+  for (int64_t row = begin; row < end; ++row) {
+    with_dtype(p.dtype, [&](auto* e) {
+      prepare_row<std::remove_pointer_t<decltype(e)>>(p, row, out + row * p.row_stride);
+    });
   }
 }
 
-template <int MR, int NV>
-void tile_finish(const Operands& o, int64_t row, int64_t column, const float* sums) {
-  V acc[MR][NV];
-  for (int r = 0; r < MR; ++r) {
-    for (int v = 0; v < NV; ++v) acc[r][v] = load(sums + r * kPanel + v * kLanes);
-  }
-  finish<MR, NV>(o, row, column, acc);
-}
+// The rows as tiles read them.
+struct Rows {
+  const char* data;
+  int64_t stride;
+};
 
-// Calls f with the number of rows as a constant.
+// Splits `rows` rows into tiles of near-equal height and calls f(first row, height).
 template <typename F>
-LS_INLINE void with_rows(int rows, const F& f) {
-  switch (rows) {
-    case 1: return f(std::integral_constant<int, 1>());
-    case 2: return f(std::integral_constant<int, 2>());
-    case 3: return f(std::integral_constant<int, 3>());
-    case 4: return f(std::integral_constant<int, 4>());
-    case 5: return f(std::integral_constant<int, 5>());
-    default: return f(std::integral_constant<int, 6>());
-  }
-}
-
-// Splits rows [begin, end) into tiles of near-equal height and calls f(first row, height).
-template <typename F>
-LS_INLINE void each_tile(int64_t begin, int64_t end, const F& f) {
-  const int64_t rows = end - begin, tiles = (rows + kRows - 1) / kRows;
+LS_INLINE void each_tile(int64_t rows, const F& f) {
+  const int64_t tiles = (rows + kRows - 1) / kRows;
   for (int64_t i = 0; i < tiles; ++i) {
-    const int64_t first = begin + rows * i / tiles, last = begin + rows * (i + 1) / tiles;
+    const int64_t first = rows * i / tiles, last = rows * (i + 1) / tiles;
     f(first, static_cast<int>(last - first));
   }
 }
 
-// Rows [row_begin, row_end) by `vectors` x 16 columns from `column` on.
-template <bool kIsBf16>
-void block(const Operands& o, int64_t row_begin, int64_t row_end, int64_t column, int vectors, float* scratch) {
-  const float* panel = o.packed + column / kPanel * kPanel * o.steps + column % kPanel;
-  const bool whole = o.segments == 1 && o.steps <= kStepsInCache;
-  for (int done = 0; done < vectors; done += kColumnVectors) {
-    const float* b = panel + done * kLanes;
-    const int64_t first_column = column + done * kLanes;
-    const bool full = kColumnVectors > 1 && vectors - done >= kColumnVectors;
-    const auto each_width = [&](const auto& f) {
-      if (full) return f(std::integral_constant<int, kColumnVectors>());
-      for (int v = 0; v < std::min(kColumnVectors, vectors - done); ++v) {
-        b = panel + (done + v) * kLanes;
-        f(std::integral_constant<int, 1>());
-      }
-    };
-    const auto column_of = [&] { return first_column + (b - (panel + done * kLanes)); };
-    if (whole) {
-      each_tile(row_begin, row_end, [&](int64_t row, int rows) {
-        b = panel + done * kLanes;
-        each_width([&](auto nv) {
-          with_rows(rows, [&](auto mr) { tile_whole<kIsBf16, mr.value, nv.value>(o, row, b, column_of()); });
+// The weights of one unit: a panel, or half of one.
+struct Strip {
+  const char* panel;
+  int first_vector, vectors;
+  Unpacked whole;  // all blocks, where they were unpacked at once
+};
+
+Unpacked unpack_strip(const Product& p, const char* panel, int64_t begin, int64_t end) {
+  float* buffer = buffers().unpacked.get((end - begin) * unpacked_floats(p.format, p.quant));
+  return unpack(p.format, p.quant, panel, begin, end, p.dtype == kBf16, buffer);
+}
+
+Unpacked advance(const Unpacked& from, int64_t blocks, int pieces) {
+  const int64_t floats = blocks * pieces * kPanel;
+  return {from.values + blocks * from.value_stride, from.value_stride, from.scales ? from.scales + floats : nullptr,
+          from.shifts ? from.shifts + floats : nullptr};
+}
+
+// sums += scale * tile, and minimum * (sum of the row's activations), one piece of a block at a time.
+void add_pieces(const Product& p, const char* a, int64_t a_stride, int rows, const Unpacked& w, int64_t blocks,
+                const Strip& strip, float* sums) {
+  const int pieces = p.quant.pieces;
+  const int64_t piece_steps = p.float_steps_of_block() / pieces;
+  const FloatTile tile = float_tile(p.dtype == kBf16, rows, strip.vectors);
+  alignas(64) float part[kRows * kPanel];
+  for (int64_t i = 0; i < blocks * pieces; ++i) {
+    const char* at = a + i * piece_steps * 4;
+    const auto* b = reinterpret_cast<const float*>(w.values + i / pieces * w.value_stride) +
+                    i % pieces * piece_steps * kPanel + strip.first_vector * kLanes;
+    std::memset(part, 0, rows * kPanel * sizeof(float));
+    tile(at, a_stride, b, piece_steps, part);
+    for (int r = 0; r < rows; ++r) {
+      V of_row = zero();
+      if (w.shifts) {
+        V lanes = zero();
+        with_dtype(p.dtype, [&](auto* e) {
+          const auto* floats = reinterpret_cast<decltype(e)>(const_cast<char*>(at + r * a_stride));
+          for (int64_t j = 0; j < kBlock / pieces; j += kLanes) lanes = add(lanes, load(floats + j));
         });
-      });
-      continue;
+        of_row = set1(sum_lanes(lanes));
+      }
+      for (int v = 0; v < strip.vectors; ++v) {
+        const int64_t column = (strip.first_vector + v) * kLanes;
+        float* to = sums + r * kPanel + v * kLanes;
+        V sum = fma(load(w.scales + i * kPanel + column), load(part + r * kPanel + v * kLanes), load(to));
+        if (w.shifts) sum = fma(load(w.shifts + i * kPanel + column), of_row, sum);
+        store(to, sum);
+      }
     }
-    each_width([&](auto nv) {
-      const int64_t rows_total = row_end - row_begin, plane = rows_total * kPanel;
-      float* sums = scratch;
-      float* stack = scratch + plane;
-      int depth = 0;
-      for (int segment = 0; segment < o.segments; ++segment) {
-        const int64_t from = std::min(segment * o.segment_steps, o.steps);
-        const int64_t to = segment + 1 == o.segments ? o.steps : std::min(from + o.segment_steps, o.steps);
-        std::memset(sums, 0, plane * sizeof(float));
-        for (int64_t begin = from; begin < to; begin += kStepsInCache) {
-          const int64_t end = std::min(begin + kStepsInCache, to);
-          each_tile(row_begin, row_end, [&](int64_t row, int rows) {
-            with_rows(rows, [&](auto mr) {
-              tile_part<kIsBf16, mr.value, nv.value>(o, row, b, begin, end, sums + (row - row_begin) * kPanel);
-            });
-          });
-        }
-        if (o.segments == 1) break;
-        for (int bits = segment; bits & 1; bits >>= 1) {
-          const float* left = stack + --depth * plane;
-          for (int64_t i = 0; i < plane; i += kLanes) store(sums + i, add(load(left + i), load(sums + i)));
-        }
-        std::memcpy(stack + depth++ * plane, sums, plane * sizeof(float));
+  }
+}
+
+// sums (rows x 64) += rows * the strip, over steps [begin, end).
+void multiply(const Product& p, const Rows& rows, int64_t first_row, int64_t num_rows, const Strip& strip,
+              int64_t begin, int64_t end, float* sums) {
+  const char* a = rows.data + first_row * rows.stride;
+  if (p.format.is_float()) {
+    const float* b = reinterpret_cast<const float*>(strip.panel) + begin * kPanel + strip.first_vector * kLanes;
+    each_tile(num_rows, [&](int64_t row, int height) {
+      float_tile(p.dtype == kBf16, height, strip.vectors)(a + row * rows.stride + begin * 4, rows.stride, b,
+                                                          end - begin, sums + row * kPanel);
+    });
+    return;
+  }
+  const Unpacked w = strip.whole.values ? advance(strip.whole, begin, p.quant.pieces)
+                                        : unpack_strip(p, strip.panel, begin, end);
+  const int64_t first_column = strip.first_vector * kLanes;
+  each_tile(num_rows, [&](int64_t row, int height) {
+    const char* at = a + row * rows.stride;
+    float* to = sums + row * kPanel;
+    if (p.format.int_activations) {
+      Unpacked of_strip = w;
+      of_strip.values += first_column * 4;
+      if (w.scales) of_strip.scales += first_column;
+      if (w.shifts) of_strip.shifts += first_column;
+      quant_tile(height, strip.vectors)({at, &p.quant_rows, begin, end - begin, p.quant.pieces,
+                                         p.format.shift == Shift::kZeroPoint, of_strip, to});
+      return;
+    }
+    at += begin * p.float_steps_of_block() * 4;
+    if (w.scales) return add_pieces(p, at, rows.stride, height, w, end - begin, strip, to);
+    for (int64_t i = 0; i < end - begin; ++i) {
+      float_tile(p.dtype == kBf16, height, strip.vectors)(
+          at + i * p.float_steps_of_block() * 4, rows.stride,
+          reinterpret_cast<const float*>(w.values + i * w.value_stride) + first_column, p.float_steps_of_block(), to);
+    }
+  });
+}
+
+template <typename T>
+LS_INLINE V rounded(V v) {
+  if constexpr (std::is_same_v<T, float>) return v;
+  T lanes[kLanes];
+  store(lanes, v);
+  return load(lanes);
+}
+
+// Finishes rows of sums (64 apart) and writes them: channel scales, bias, epilogue.
+template <typename T>
+void emit(const Product& p, int64_t row, int64_t num_rows, int64_t column, const Strip& strip, float* sums) {
+  const bool gated = p.epilogue == kSiluMul;
+  const auto* channel = p.format.scales == Scales::kChannel
+                            ? reinterpret_cast<const float*>(strip.panel + p.quant.blocks * p.quant.record_bytes)
+                            : nullptr;
+  const auto sum_of = [&](int64_t r, int v) {
+    V sum = load(sums + r * kPanel + v * kLanes);
+    if (channel) sum = mul(load(channel + (strip.first_vector + v) * kLanes), sum);
+    if (p.bias) sum = add(sum, load_upto(p.bias + column + v * kLanes, std::min<int64_t>(kLanes, p.columns - column - v * kLanes)));
+    return sum;
+  };
+  for (int v = 0; v < strip.vectors; v += gated ? 2 : 1) {
+    const int64_t first = gated ? (column + v * kLanes) / 2 : column + v * kLanes;
+    const int64_t count = std::min<int64_t>(kLanes, p.n - first);
+    if (count <= 0) return;
+    for (int64_t r = 0; r < num_rows; ++r) {
+      T* y = static_cast<T*>(p.y) + (row + r) * p.ldy + first;
+      V value = sum_of(r, v);
+      if (gated) {
+        value = silu_times(rounded<T>(value), rounded<T>(sum_of(r, v + 1)));
+      } else if (p.epilogue == kResidual) {
+        const T* residual = static_cast<const T*>(p.residual) + (row + r) * p.ld_residual + first;
+        value = add(rounded<T>(value), load_upto(residual, count));
+      } else if (p.epilogue == kAccumulate) {
+        value = add(load_upto(y, count), value);
       }
-      each_tile(row_begin, row_end, [&](int64_t row, int rows) {
-        with_rows(rows, [&](auto mr) {
-          tile_finish<mr.value, nv.value>(o, row, column_of(), sums + (row - row_begin) * kPanel);
-        });
-      });
+      store_upto(y, value, count);
+    }
+  }
+}
+
+// Rows [row_begin, row_end) by `vectors` x 16 columns from `column` on.
+void run_unit(const Product& p, const Rows& rows, int64_t row_begin, int64_t row_end, int64_t column, int vectors) {
+  Strip strip{p.packed + column / kPanel * p.panel_bytes, static_cast<int>(column % kPanel / kLanes), vectors, {}};
+  if (!p.format.is_float() && p.m > kFewRows && p.steps * kPanel * kBlock <= kPanelBytesInCache) {
+    strip.whole = unpack_strip(p, strip.panel, 0, p.steps);
+  }
+  const int64_t plane = p.rows_together * kPanel;
+  float* sums = buffers().sums.get(5 * plane);
+  float* stack = sums + plane;
+  for (int64_t row = row_begin; row < row_end; row += p.rows_together) {
+    const int64_t num_rows = std::min(p.rows_together, row_end - row), floats = num_rows * kPanel;
+    int depth = 0;
+    for (int segment = 0; segment < p.segments; ++segment) {
+      const int64_t from = std::min(segment * p.segment_steps, p.steps);
+      const int64_t to = segment + 1 == p.segments ? p.steps : std::min(from + p.segment_steps, p.steps);
+      std::memset(sums, 0, floats * sizeof(float));
+      for (int64_t begin = from; begin < to; begin += p.chunk_steps) {
+        multiply(p, rows, row, num_rows, strip, begin, std::min(begin + p.chunk_steps, to), sums);
+      }
+      if (p.segments == 1) break;
+      for (int bits = segment; bits & 1; bits >>= 1) {
+        const float* left = stack + --depth * plane;
+        for (int64_t i = 0; i < floats; i += kLanes) store(sums + i, add(load(left + i), load(sums + i)));
+      }
+      if (segment + 1 < p.segments) std::memcpy(stack + depth++ * plane, sums, floats * sizeof(float));
+    }
+    with_dtype(p.y_dtype, [&](auto* e) {
+      emit<std::remove_pointer_t<decltype(e)>>(p, row, num_rows, column, strip, sums);
     });
   }
 }
 
-constexpr int kBand = 32;  // steps packed at a time, so that what is read and what is written stay in L1
-
-// Steps of a panel from a matrix whose columns lie together: in[i * stride + column].
-template <typename Dst, typename Src>
-void join_steps(Dst* out, const Src* in, int64_t width, int64_t ks, int64_t stride) {
-  constexpr int pair = sizeof(Dst) == 2 ? 2 : 1;
-  alignas(64) Dst rows[2][kPanel] = {};
-  for (int64_t i = 0; i < ks; i += pair) {
-    for (int64_t half = 0; half < pair; ++half) {
-      const bool is_there = i + half < ks;
-      for (int64_t c = 0; c < kPanel; c += kLanes) {
-        const Src* at = in + (i + half) * stride + c;
-        const int64_t left = is_there ? width - c : 0;
-        store(rows[half] + c, left >= kLanes ? load(at) : left > 0 ? load_partial(at, left, Src(0)) : zero());
-      }
-    }
-    auto* words = reinterpret_cast<float*>(out + i * kPanel);
-    if (pair == 1) {
-      std::memcpy(words, rows[0], kPanel * sizeof(float));
-    } else {
-      for (int64_t c = 0; c < kPanel; c += kLanes) store(words + c, pair_bf16(load(rows[0] + c), load(rows[1] + c)));
-    }
-  }
-}
-
-// Steps of a panel from a matrix whose rows lie together: in[column * stride + i].
-template <typename Dst, typename Src>
-void turn_rows(Dst* out, const Src* in, int64_t width, int64_t ks, int64_t stride) {
-  constexpr int pair = sizeof(Dst) == 2 ? 2 : 1;
-  alignas(64) uint32_t words[kPanel][kBand];
-  for (int64_t c = 0; c < width; ++c) {
-    auto* line = reinterpret_cast<Dst*>(words[c]);
-    const Src* row = in + c * stride;
-    int64_t i = 0;
-    for (; i + kLanes <= ks; i += kLanes) store(line + i, load(row + i));
-    if (i < ks) store(line + i, load_partial(row + i, ks - i, Src(0)));
-  }
-  auto* to = reinterpret_cast<uint32_t*>(out);
-  for (int64_t s = 0; s < (ks + pair - 1) / pair; ++s) {
-    for (int64_t c = 0; c < width; ++c) to[s * kPanel + c] = words[c][s];
-  }
-}
-
-template <typename Dst, typename Src>
-void pack_as(Dst* dst, const Src* src, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k) {
-  constexpr int pair = sizeof(Dst) == 2 ? 2 : 1;
-  const int64_t steps = (k + pair - 1) / pair, panels = (n + kPanel - 1) / kPanel;
-  const int64_t bands = (steps + kBand - 1) / kBand;
-  parallel(panels * bands, 4, [&](int64_t begin, int64_t end) {
-    for (int64_t unit = begin; unit < end; ++unit) {
-      const int64_t panel = unit / bands, first = unit % bands * kBand, last = std::min(first + kBand, steps);
-      const int64_t width = std::min<int64_t>(kPanel, n - panel * kPanel);
-      Dst* out = dst + (panel * steps + first) * kPanel * pair;
-      const Src* in = src + panel * kPanel * stride_n + first * pair * stride_k;
-      const int64_t ks = std::min(last * pair, k) - first * pair;
-      if (width < kPanel || ks < (last - first) * pair) std::memset(out, 0, (last - first) * kPanel * pair * sizeof(Dst));
-      if (stride_n == 1) {
-        join_steps(out, in, width, ks, stride_k);
-      } else if (stride_k == 1) {
-        turn_rows(out, in, width, ks, stride_n);
-      } else {
-        for (int64_t c = 0; c < width; ++c) {
-          for (int64_t i = 0; i < ks; ++i) {
-            put(out + (i / pair * kPanel + c) * pair + i % pair, to_float(in[c * stride_n + i * stride_k]));
-          }
-        }
-      }
-    }
+// Runs work(start(), begin, end) on [0, units): each thread a long run of its own, then what is left in steps of `grain`.
+template <typename Start, typename Work>
+void share(int64_t units, int64_t grain, const Start& start, const Work& work) {
+  const int64_t threads = num_threads(), own = threads == 1 ? units : units * 7 / 8 / threads / grain * grain;
+  std::atomic<int64_t> next{own * threads};
+  parallel(threads, 1, [&](int64_t begin, int64_t end) {
+    const auto started = start();
+    if (own) work(started, begin * own, end * own);
+    for (int64_t unit; (unit = next.fetch_add(grain)) < units;) work(started, unit, std::min(unit + grain, units));
   });
+}
+
+void plan(Product& p) {
+  const bool is_float = p.format.is_float();
+  p.columns = p.epilogue == kSiluMul ? (p.n + kLanes - 1) / kLanes * 2 * kLanes : p.n;
+  if (is_float) {
+    p.steps = (p.k + p.pair() - 1) / p.pair();
+    p.segment_steps = p.segments == 1 ? p.steps : (p.k + 2 * p.segments - 1) / (2 * p.segments) * 2 / p.pair();
+    p.step_bytes = kPanel * 4;
+    p.panel_bytes = p.steps * p.step_bytes;
+  } else {
+    p.steps = p.quant.blocks;
+    p.segment_steps = (p.steps + p.segments - 1) / p.segments;
+    p.step_bytes = kPanel * kBlock;
+    p.panel_bytes = p.quant.panel_bytes;
+  }
+  const int64_t padded = is_float ? p.steps * p.pair() : p.steps * kBlock;
+  p.prepares = p.norm_weight || p.format.int_activations || padded != p.k;
+  p.row_stride = p.format.int_activations ? p.quant_rows.stride : (padded * p.element() + 63) / 64 * 64;
+  const bool fits = p.steps * p.step_bytes <= kPanelBytesInCache;
+  if (p.m <= kFewRows) {
+    p.rows_together = p.m;
+    const bool streams = p.m <= kRows && (is_float || (p.format.values == Values::kU8 && p.format.int_activations));
+    p.chunk_steps = streams ? p.steps : std::max<int64_t>(1, kChunkBytes / p.step_bytes);
+  } else {
+    p.rows_together = fits ? kRows : kRowsTogether;
+    p.chunk_steps = std::max<int64_t>(1, kPanelBytesInCache / p.step_bytes);
+  }
 }
 
 }  // namespace
 
-void pack(void* dst, int dst_dtype, const void* src, int src_dtype, int64_t n, int64_t k, int64_t stride_n,
-          int64_t stride_k) {
-  with_dtype(dst_dtype, [&](auto* d) {
-    with_dtype(src_dtype, [&](auto* s) {
-      pack_as(static_cast<decltype(d)>(dst), static_cast<decltype(s)>(const_cast<void*>(src)), n, k, stride_n, stride_k);
-    });
-  });
-}
-
-void gemm(void* c, int c_dtype, const void* a, int dtype, const void* packed, const float* bias, int64_t m, int64_t n,
-          int64_t k, int64_t lda, int64_t ldc, int segments, int accumulate) {
-  const int pair = dtype == kBf16 ? 2 : 1;
-  const int element = dtype == kBf16 ? 2 : 4;
-  bf16* padded = nullptr;
-  if (k % pair) {  // a pair must not reach into the next row: its garbage times the packed zero could be NaN
-    padded = static_cast<bf16*>(std::calloc(m * (k + 1), sizeof(bf16)));
-    if (padded == nullptr) std::abort();
-    for (int64_t i = 0; i < m; ++i) std::memcpy(padded + i * (k + 1), static_cast<const bf16*>(a) + i * lda, k * 2);
-    a = padded;
-    lda = k + 1;
+void gemm(void* y, int y_dtype, int64_t ldy, const void* x, int dtype, int64_t ldx, const void* norm_weight, float eps,
+          const void* packed, int64_t format, const float* bias, const void* residual, int64_t ld_residual, int64_t m,
+          int64_t n, int64_t k, int segments, int epilogue) {
+  const Format decoded = Format::of(format);
+  const QuantLayout quant(decoded, k);
+  Product p{y, y_dtype, ldy, static_cast<const char*>(x), dtype, ldx * (dtype == kBf16 ? 2 : 4), norm_weight, eps,
+            static_cast<const char*>(packed), decoded, bias, residual, ld_residual, m, n, k, segments, epilogue,
+            quant, QuantRows(quant.blocks, quant.pieces), 0, 0, 0, 0, 0, 0, false, 0, 0};
+  if (m == 0 || n == 0) return;
+  plan(p);
+  const bool each_prepares = m * k <= kPreparedByEach;
+  Rows rows{p.x, p.x_stride};
+  if (p.prepares && !each_prepares) {
+    auto* prepared = reinterpret_cast<char*>(buffers().rows.get(m * p.row_stride / 4));
+    parallel(m, std::max<int64_t>(1, kPreparedByEach / k),
+             [&](int64_t begin, int64_t end) { prepare_rows(p, begin, end, prepared); });
+    rows = {prepared, p.row_stride};
   }
-  Operands o{static_cast<const char*>(a), lda * element, static_cast<const float*>(packed), (k + pair - 1) / pair, 0,
-             segments, c, c_dtype, ldc, n, bias, accumulate != 0};
-  o.segment_steps = segments == 1 ? o.steps : (k + 2 * segments - 1) / (2 * segments) * 2 / pair;
-  const bool whole = segments == 1 && o.steps <= kStepsInCache;
-  int64_t rows = whole ? kRowBytesInCache / (o.steps * 4 + 1) : kRows * 16;
-  rows = std::max<int64_t>(kRows * 4, std::min<int64_t>(rows, kRows * 40)) / kRows * kRows;
-  const int64_t row_blocks = (m + rows - 1) / rows;
-  const int64_t panels = (n + kPanel - 1) / kPanel;
-  // Narrow products are cut finer than a panel so that every thread has work.
-  const int split = row_blocks * panels < 4 * num_threads() ? 4 : 1;
-  const int64_t columns = kPanel / split, strips = (n + columns - 1) / columns;
-  const int64_t units = row_blocks * strips;
-  const int64_t grain = std::max<int64_t>(1, units / (num_threads() * 8));
-  parallel(units, grain, [&](int64_t begin, int64_t end) {
-    static thread_local Scratch scratch;
-    float* buffer = whole ? nullptr : scratch.get(5 * rows * kPanel);
-    for (int64_t unit = begin; unit < end; ++unit) {
-      const int64_t row = unit / strips * m / row_blocks, row_end = (unit / strips + 1) * m / row_blocks;
-      const int64_t column = unit % strips * columns;
-      const int vectors = columns / kLanes;
-      if (dtype == kBf16) {
-        block<true>(o, row, row_end, column, vectors, buffer);
-      } else {
-        block<false>(o, row, row_end, column, vectors, buffer);
-      }
+  int64_t block = kRowBytesInCache / p.row_stride / kRows * kRows;
+  block = std::max<int64_t>(kRows * 4, std::min<int64_t>(block, kRows * 40));
+  const int64_t row_blocks = (m + block - 1) / block;
+  const int64_t halves = (p.columns + kHalf - 1) / kHalf;
+  const int64_t units = row_blocks * halves;
+  const auto start = [&] {
+    if (!p.prepares || !each_prepares) return rows;
+    auto* prepared = reinterpret_cast<char*>(buffers().rows.get(m * p.row_stride / 4));
+    prepare_rows(p, 0, m, prepared);
+    return Rows{prepared, p.row_stride};
+  };
+  share(units, units < 32 * num_threads() ? 1 : 2, start, [&](const Rows& mine, int64_t begin, int64_t end) {
+    for (int64_t unit = begin; unit < end;) {
+      const int64_t row = unit / halves * m / row_blocks, row_end = (unit / halves + 1) * m / row_blocks;
+      const int64_t half = unit % halves;
+      const bool whole = half % 2 == 0 && half + 1 < halves && unit + 1 < end;
+      run_unit(p, mine, row, row_end, half * kHalf, whole ? 4 : 2);
+      unit += whole ? 2 : 1;
     }
   });
-  std::free(padded);
 }
 
 }  // namespace LOCKSTEP_ISA

@@ -65,15 +65,13 @@ void rope_rows(T* y, const T* x, const int64_t* positions, const float* cos, con
   });
 }
 
-LS_INLINE V sigmoid(V g) { return div(set1(1.0f), add(set1(1.0f), exp(sub(zero(), g)))); }
-
 template <typename T>
 void silu_mul_elements(T* y, const T* gate, const T* up, int64_t count) {
   parallel((count + kLanes - 1) / kLanes, kElementsPerPiece / kLanes / 4, [&](int64_t begin, int64_t end) {
     const int64_t first = begin * kLanes, last = std::min(end * kLanes, count);
     each_vector(last - first, [&](int64_t i, int64_t n) {
       const V g = load_upto(gate + first + i, n);
-      store_upto(y + first + i, mul(mul(g, sigmoid(g)), load_upto(up + first + i, n)), n);
+      store_upto(y + first + i, silu_times(g, load_upto(up + first + i, n)), n);
     });
   });
 }

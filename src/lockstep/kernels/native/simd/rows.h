@@ -72,5 +72,8 @@ LS_INLINE void rotate(T* y, const T* x, const float* cos, const float* sin, int6
   });
 }
 
+LS_INLINE V sigmoid(V g) { return div(set1(1.0f), add(set1(1.0f), exp(sub(zero(), g)))); }
+LS_INLINE V silu_times(V gate, V up) { return mul(mul(gate, sigmoid(gate)), up); }
+
 }  // namespace LOCKSTEP_ISA
 }  // namespace ls
