@@ -48,7 +48,7 @@ LS_INLINE void add_piece(V (&acc)[MR][NV], const float* scales, const float* shi
 }
 
 template <Terms kTerms, int MR, int NV>
-LS_INLINE void multiply(const QuantTileArguments& t, int first_vector) {
+__attribute__((noinline)) void multiply(const QuantTileArguments& t, int first_vector) {
   const int64_t stride = t.layout->stride;
   const int pieces = t.pieces, words = kWords / pieces;
   const char *q = t.rows + t.block * kBlock, *values = t.weight.values + first_vector * kLanes * 4;
