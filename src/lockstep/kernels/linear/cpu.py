@@ -28,9 +28,10 @@ __all__ = [
 _STORE, _ACCUMULATE, _RESIDUAL, _SILU_MUL = range(4)
 
 
-def pack(weight_NK: Tensor, bf16: bool) -> Tensor:
-    """For weights, which stay: on huge pages."""
-    return pack_pieces([weight_NK], torch.bfloat16 if bf16 else torch.float32)
+def pack(weight_NK: Tensor, bf16: bool, is_kept: bool) -> Tensor:
+    """Weights that stay lie on huge pages."""
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    return pack_pieces([weight_NK], dtype) if is_kept else pack_temporary(weight_NK, dtype)
 
 
 def pack_temporary(matrix_NK: Tensor, dtype: torch.dtype) -> Tensor:
