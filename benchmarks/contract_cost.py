@@ -30,9 +30,11 @@ from rich.table import Table
 from lockstep import kernels
 from lockstep.core.hardware import detect_hardware, detect_versions
 from lockstep.core.progress import Progress
+from lockstep.core.quantization import parse_scheme
 from lockstep.core.run_folder import as_json, git_revision
 from lockstep.kernels.capture import Arena, Program, record
 from lockstep.kernels.linear import PackCache, linear
+from lockstep.kernels.linear.formats import quantize_rtn
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks/results/contract_cost.json"
@@ -75,9 +77,6 @@ def our_program(
     first = torch.randn(n, k, generator=generator).bfloat16()
     weights = [first.clone() for _ in range(copies)]
     if kind == "int8":
-        from lockstep.core.quantization import parse_scheme
-        from lockstep.kernels.linear import quantize_rtn
-
         weights = [quantize_rtn(weight.float(), parse_scheme("int8")) for weight in weights]
     packs = [PackCache() for _ in weights]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from inspect import signature
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -20,6 +21,9 @@ from lockstep.core.sampling import SamplingParams
 from lockstep.engine import Engine, Request
 from lockstep.models import load_model
 from lockstep.models.loading import LoadedModel
+
+SCHEMES = {"int8": "int8", "int4": "int4", "shipped": "native"}
+"""Weight schemes by precision; what is not a weight is in bf16."""
 
 
 class Inference:
@@ -64,7 +68,9 @@ def load_for_serving(model: str, precision: str) -> LoadedModel:
     """The one place where a name of the table becomes a way to load."""
     if precision in ("fp32", "bf16"):
         return load_model(model, precision=precision, packed=True, quiet=True)
-    raise UnsupportedError(f"Lockstep has no {precision} yet")
+    if "weights" not in signature(load_model).parameters:
+        raise UnsupportedError(f"this Lockstep serves no {precision} weights")
+    return load_model(model, weights=SCHEMES[precision], packed=True, quiet=True)
 
 
 def describe() -> dict[str, Any]:
