@@ -15,13 +15,23 @@ import torch
 
 from lockstep import kernels
 from lockstep.core.model_config import ModelConfig, RopeConfig
+from lockstep.core.quantization import parse_scheme
 from lockstep.core.records import Completion
 from lockstep.core.sampling import SamplingParams
 from lockstep.engine import Engine, EngineConfig, Request
 from lockstep.models import Llama
+from lockstep.models.layers import quantize_weights
 
 VOCAB = 331
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "int8": torch.bfloat16,
+    "int4": torch.bfloat16,
+    "int4-g32-asym-a16": torch.float32,
+    "fp8": torch.bfloat16,
+}
+"""Compute dtype by precision; all but the first two are weight schemes."""
 
 FAMILIES: dict[str, dict[str, object]] = {
     "llama": {
@@ -48,7 +58,9 @@ def build_model(
 ) -> Llama:
     """A random model with parameters in `param_dtype`, by default the compute dtype.
 
-    The weights are those of the same seed in fp32, rounded. Biases and norms are random too.
+    The weights are those of the same seed in fp32, rounded. Biases and norms are random too. Where
+    `precision` is a weight scheme, matrices are rounded to it: before each product where
+    `param_dtype` is given, as quantisation-aware training has it, else once.
     """
     fields: dict[str, object] = {
         "vocab_size": VOCAB,
@@ -69,6 +81,8 @@ def build_model(
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    if precision not in ("fp32", "bf16"):
+        quantize_weights(model, parse_scheme(precision), on_the_fly=param_dtype is not None)
     return model.to(param_dtype or DTYPES[precision])
 
 

@@ -136,10 +136,13 @@ def test_activation_checkpointing(family, precision, fresh_model, completions_of
         assert torch.equal(plain, checkpointed)
 
 
-def test_master_weights(family, fresh_model, completions_of):
-    """fp32 masters computed in bf16 have the bits of the same weights rounded for serving."""
-    completions = completions_of(family, "bf16")
-    masters = fresh_model(family, "bf16", param_dtype=torch.float32)
+@pytest.mark.parametrize("precision", ["bf16", "int8", "int4", "fp8"])
+def test_master_weights(family, precision, fresh_model, completions_of):
+    """fp32 masters computed in bf16, or rounded to fewer bits before each product, have the bits of
+    the same weights rounded for serving.
+    """
+    completions = completions_of(family, precision)
+    masters = fresh_model(family, precision, param_dtype=torch.float32)
     assert masters.model.norm.weight.dtype == torch.float32
     logprobs = trainer_logprobs(masters, [*map(tokens_of, completions)])
     assert logprobs == [engine_logprobs(completion) for completion in completions]

@@ -13,6 +13,8 @@ from torch import Tensor
 from lockstep.core.sampling import SamplingParams
 from lockstep.engine import Request
 from lockstep.engine.collector import CompletionCollector
+from lockstep.kernels.linear import QuantizedWeight
+from lockstep.models.layers import set_weight
 
 PARAMETERS = (
     "model.embed_tokens.weight",
@@ -28,7 +30,7 @@ PARAMETERS = (
 
 
 def flip_lowest_bit(numbers: Tensor, index: tuple[int, ...]) -> None:
-    integers = numbers.view({4: torch.int32, 2: torch.int16}[numbers.element_size()])
+    integers = numbers.view({4: torch.int32, 2: torch.int16, 1: torch.uint8}[numbers.itemsize])
     integers[index] ^= 1
 
 
@@ -56,9 +58,14 @@ def test_a_bit_of_a_weight(precision, name, shared_model, fresh_model, requests,
     expected = answers_of(shared_model("llama", precision), requests)
     model = fresh_model("llama", precision)
     assert answers_of(model, requests) == expected
+    module = model.get_submodule(name.removesuffix(".weight"))
     with torch.no_grad():
-        weight = model.get_parameter(name)
-        flip_lowest_bit(weight, largest(weight))
+        if isinstance(module.weight, QuantizedWeight):
+            changed = module.weight.rows(torch.arange(module.weight.shape[0]))  # a copy
+            flip_lowest_bit(changed.values_NK, largest(changed.dequantize()))
+            set_weight(module, changed)
+        else:
+            flip_lowest_bit(module.weight, largest(module.weight))
     assert answers_of(model, requests) != expected
 
 

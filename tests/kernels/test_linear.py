@@ -114,8 +114,8 @@ def test_packs_follow_the_weight(normal):
 
 def test_op_is_well_formed(normal):
     x, w = normal(3, 8).requires_grad_(), normal(4, 8).requires_grad_()
-    packed = PackCache().get(w, torch.float32)
-    torch.library.opcheck(torch.ops.lockstep.linear.default, (x, w, packed, None, 1, False))
+    packed = PackCache().get([w], torch.float32).data
+    torch.library.opcheck(torch.ops.lockstep.linear.default, (x, [w], [], packed, None, 1, False))
 
 
 def test_a_product_is_added_once(isa, dtype, normal):

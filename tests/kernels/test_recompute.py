@@ -37,8 +37,8 @@ def test_gradients_are_those_of_a_kept_activation(dtype, normal, op):
 
 def test_the_packed_copy_of_a_trained_weight_is_not_kept(normal):
     x, w, packs = normal(3, 8), normal(5, 8).requires_grad_(), PackCache()
-    assert packs.get(w, x.dtype) is not packs.get(w, x.dtype)
+    assert packs.get([w], x.dtype) is not packs.get([w], x.dtype)
     with torch.no_grad():
-        kept = packs.get(w, x.dtype)
-    assert packs.get(w, x.dtype) is kept, "a copy that is at hand is used"
+        kept = packs.get([w], x.dtype)
+    assert packs.get([w], x.dtype) is kept, "a copy that is at hand is used"
     assert torch.equal(linear(x, w, packs=packs), linear(x, w, packs=PackCache()))

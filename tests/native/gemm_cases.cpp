@@ -80,6 +80,12 @@ static void quantised_products(Run& run, int dtype) {
         run.kernels.gemm(y.data(), dtype, n, a.data(), dtype, k, nullptr, 0, packed.data(), code, nullptr,
                          residual.data(), n, m, n, k, 8, kResidual);
         run.take(y);
+        if (format.values != 4) {
+          const auto tokens = run.integers<int64_t>(5, n);
+          auto rows = Run::room(5 * k, dtype);
+          run.kernels.embedding_quantised(rows.data(), dtype, packed.data(), code, tokens.data(), 5, k);
+          run.take(rows);
+        }
         pack(0, 1);
         pack(16, 1);
         run.kernels.gemm(y.data(), dtype, n, a.data(), dtype, k, norm.data(), 1e-5f, packed.data(), code, nullptr,
@@ -114,6 +120,8 @@ void case_gemm(Run& run) {
 }
 
 void case_pack_quantised(Run& run) { run.take(std::vector<float>{}); }  // what it packs, quantised_products multiplies
+
+void case_embedding_quantised(Run& run) { run.take(std::vector<float>{}); }  // in quantised_products, which packs
 
 void case_quantise_rows(Run& run) {
   for (int dtype : kDtypes) {

@@ -119,6 +119,16 @@ void case_add(Run& run) {
   }
 }
 
+void case_scale(Run& run) {
+  for (int dtype : kDtypes) {
+    for (int64_t count : kWidths) {
+      auto x = run.values(count, dtype), y = Run::room(count, dtype);
+      run.kernels.scale(y.data(), x.data(), dtype, 0.3f, count);
+      run.take(y);
+    }
+  }
+}
+
 void case_copy_rows(Run& run) {
   for (int64_t rows : kRowCounts) {
     for (int64_t d : kWidths) {

@@ -40,6 +40,7 @@ def evaluate(
     url: str | None = None,
     adapter: Path | None = None,
     precision: Literal["bf16", "fp32"] = "bf16",
+    quantization: str | None = None,
     task: str | None = None,
     multiple_choice: Path | None = None,
     free_answer: Path | None = None,
@@ -65,6 +66,8 @@ def evaluate(
         PEFT folder of a LoRA adapter to put on the model.
     precision
         Precision of the computation.
+    quantization
+        How weights are held: int8, int4, fp8, a GGUF type, native or float; default: float.
     task
         reasoning_gym:NAME[:key=value,...]
     multiple_choice
@@ -89,7 +92,7 @@ def evaluate(
         posing = TaskConfig(prompt=prompt, extract=extract, match=match)
         environment = load_environment(task, posing)
         measurement = GenerationMeasurement(environment, generation)
-    completer = _completer(model, url, adapter, precision)
+    completer = _completer(model, url, adapter, precision, quantization)
     with RunFolder(out) as folder, Progress() as progress:
         folder.write_config(
             {
@@ -97,6 +100,7 @@ def evaluate(
                 "url": url,
                 "adapter": adapter,
                 "precision": precision,
+                "quantization": quantization,
                 "task": task,
                 "generation": generation,
                 "prompt": prompt,
@@ -129,7 +133,11 @@ def compare(a: Path, b: Path, /, *, metric: str = "accuracy") -> None:
 
 
 def _completer(
-    model: str | None, url: str | None, adapter: Path | None, precision: Literal["bf16", "fp32"]
+    model: str | None,
+    url: str | None,
+    adapter: Path | None,
+    precision: Literal["bf16", "fp32"],
+    quantization: str | None,
 ) -> Completer:
     if url is not None:
         if adapter is not None:
@@ -145,7 +153,7 @@ def _completer(
     from lockstep.models import load_model
     from lockstep.serve.loading import add_adapter
 
-    loaded = load_model(model, precision=precision)
+    loaded = load_model(model, precision=precision, weights=quantization)
     if adapter is not None:
         add_adapter(loaded, adapter)
     return EngineCompleter(Engine(loaded.model, loaded.tokenizer), model_name=loaded.name)

@@ -45,6 +45,7 @@ def reinforce(
     optimizer: Annotated[OptimizerConfig, _Flat] = OptimizerConfig(),  # noqa: B008
     schedule: Annotated[RLScheduleConfig, _Flat] = RLScheduleConfig(),  # noqa: B008
     precision: Literal["bf16", "fp32"] = "bf16",
+    quantization: str | None = None,
     full: bool = False,
     lora_r: int = 16,
     lora_alpha: float = 32.0,
@@ -72,6 +73,8 @@ def reinforce(
         NAME or NAME=WEIGHT, several are added up: correct, graded, answered or FILE.py:FUNCTION.
     precision
         Precision of the computation; trained weights are kept in fp32 either way.
+    quantization
+        How weights are held: int8, int4, fp8, a GGUF type, native or float; default: float.
     full
         Train every weight instead of a LoRA adapter.
     lora_r
@@ -103,6 +106,7 @@ def reinforce(
             schedule=schedule,
             lora=None if full else LoraConfig(r=lora_r, alpha=lora_alpha, targets=lora_targets),
             precision=precision,
+            quantization=quantization,
         )
     )
     with Progress() as progress:

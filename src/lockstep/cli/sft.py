@@ -34,6 +34,7 @@ def fine_tune(
     optimizer: Annotated[OptimizerConfig, _Flat] = OptimizerConfig(),  # noqa: B008
     schedule: Annotated[ScheduleConfig, _Flat] = ScheduleConfig(),  # noqa: B008
     precision: Literal["bf16", "fp32"] = "bf16",
+    quantization: str | None = None,
     full: bool = False,
     lora_r: int = 16,
     lora_alpha: float = 32.0,
@@ -51,6 +52,8 @@ def fine_tune(
         Folder of the run: settings, metrics, checkpoints, and the trained weights.
     precision
         Precision of the computation; trained weights are kept in fp32 either way.
+    quantization
+        How weights are held: int8, int4, fp8, a GGUF type, native or float; default: float.
     full
         Train every weight instead of a LoRA adapter.
     lora_r
@@ -78,6 +81,7 @@ def fine_tune(
             schedule=schedule,
             lora=None if full else LoraConfig(r=lora_r, alpha=lora_alpha, targets=lora_targets),
             precision=precision,
+            quantization=quantization,
         )
     )
     with Progress() as progress:

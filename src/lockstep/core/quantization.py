@@ -6,7 +6,8 @@ bits per token and block of ACTIVATION_BLOCK inputs, or as they are (`activation
 lies in memory is `lockstep.kernels.linear.formats`' affair; nothing here imports torch.
 
 Names: `int8`, `int4`, `int4-g64`, `int4-g64-asym`, `int4-g64-a16`, `fp8`, and GGUF's `q8_0`,
-`q4_0`, `q4_1`, `q4_k`, `q6_k`. GGUF types: https://github.com/ggml-org/ggml, ggml-common.h.
+`q5_0`, `q5_1`, `q4_0`, `q4_1`, `q4_k`, `q6_k`. GGUF types: ggml-common.h of
+https://github.com/ggml-org/ggml.
 """
 
 from __future__ import annotations
@@ -92,6 +93,8 @@ _BASES = (
     WeightScheme(name="q8_0", group_size=32, table="q8_0"),
     WeightScheme(name="q4_0", bits=4, group_size=32, table="q8_0"),
     WeightScheme(name="q4_1", bits=4, group_size=32, offset="minimum", table="q8_0"),
+    WeightScheme(name="q5_0", bits=5, group_size=32, table="q8_0"),
+    WeightScheme(name="q5_1", bits=5, group_size=32, offset="minimum", table="q8_0"),
     WeightScheme(
         name="q4_k", bits=4, group_size=32, offset="minimum", super_group_size=256, table="q8_0"
     ),
@@ -106,14 +109,17 @@ SCHEMES: dict[str, WeightScheme] = {
 } | {"fp8": _FP8}
 """Every scheme by its name."""
 
-ALIASES = {"int4": "int4-g32-asym", "int4-a16": "int4-g32-asym-a16"}
+ALIASES = {"int4": "q4_1", "int4-a16": "q4_1-a16"}
 """Short names, for what measured best (docs/decisions/012)."""
 
-GGUF_NAMES = ("q8_0", "q4_0", "q4_1", "q4_k", "q6_k")
+GGUF_NAMES = ("q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "q4_k", "q6_k")
 """Schemes that are GGUF tensor types, read from and written to such files as they are."""
 
 NATIVE = "native"
 """Not a scheme: weights stay as their checkpoint holds them."""
+
+FLOAT = "float"
+"""Not a scheme: weights become floats whatever their checkpoint holds."""
 
 
 def parse_scheme(name: str) -> WeightScheme:
@@ -123,6 +129,15 @@ def parse_scheme(name: str) -> WeightScheme:
     if key not in SCHEMES:
         raise ConfigError(f"weight scheme {name!r} is unknown; use one of {', '.join(names())}")
     return SCHEMES[key]
+
+
+def check_weights(name: str) -> None:
+    """ConfigError unless it is a scheme, `native` or `float`: what loading a model takes."""
+    if name not in (NATIVE, FLOAT):
+        try:
+            parse_scheme(name)
+        except ConfigError as error:
+            raise ConfigError(f"{error}, or {NATIVE} or {FLOAT}") from None
 
 
 def names() -> list[str]:

@@ -70,12 +70,13 @@ def define(schema: str, *, reference: Function, native: Function, fake: Function
     overload = getattr(torch.ops.lockstep, name).default
 
     def call(*args: Any) -> Any:
-        return op(*args) if _is_plain(args[0]) else overload(*args)
+        return op(*args) if is_plain(args[0]) else overload(*args)
 
     return call
 
 
-def _is_plain(first: Any) -> bool:
+def is_plain(first: Any) -> bool:
+    """Whether kernels may be called on it without torch's dispatcher."""
     return (
         not torch.is_grad_enabled()
         and type(first) in _PLAIN_TYPES

@@ -67,6 +67,8 @@ _KERNELS: dict[str, list[Any]] = {
     "silu_mul": [_ptr, _ptr, _ptr, _int, _long],
     "silu_mul_backward": [_ptr, _ptr, _ptr, _ptr, _ptr, _int, _long],
     "embedding": [_ptr, _int, _ptr, _int, _ptr, _long, _long],
+    "embedding_quantised": [_ptr, _int, _ptr, _long, _ptr, _long, _long],
+    "scale": [_ptr, _ptr, _int, _float, _long],
     "embedding_backward": [_ptr, _ptr, _int, _ptr, _long, _long],
     "add": [_ptr, _ptr, _ptr, _int, _long],
     "copy_rows": [_ptr, _ptr, _long, _long, _long, _long],

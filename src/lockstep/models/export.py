@@ -21,6 +21,7 @@ from lockstep.core.json_fields import JsonFields
 from lockstep.core.model_config import ModelConfig
 from lockstep.core.progress import Progress
 from lockstep.models.hf_folder import read_json
+from lockstep.models.layers import float_weights
 from lockstep.models.llama import Llama
 from lockstep.models.loading import Checkpoint
 from lockstep.models.lora import LoraLinear, lora_state_dict
@@ -47,7 +48,9 @@ def save_hf_folder(
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
     quiet: bool = False,
 ) -> None:
-    """Write the model as a Hugging Face checkpoint folder. Adapters must be merged before."""
+    """Write the model as a Hugging Face checkpoint folder. Adapters must be merged before;
+    quantised weights are written as floats.
+    """
     if adapted := [
         name for name, module in model.named_modules() if isinstance(module, LoraLinear)
     ]:
@@ -55,12 +58,11 @@ def save_hf_folder(
             f"{len(adapted)} projections still have LoRA adapters (first {adapted[0]}); "
             "merge them before saving, or save the adapter alone"
         )
-    parameters = dict(model.named_parameters())
     _save(
         folder,
         model.config,
-        ((name, p.detach()) for name, p in parameters.items()),
-        total=len(parameters),
+        float_weights(model),
+        total=len(list(model.named_parameters())),
         tokenizer=tokenizer,
         generation_config=generation_config or {},
         dtype=dtype,

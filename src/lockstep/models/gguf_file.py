@@ -96,16 +96,20 @@ class GgufFile:
 
     def read(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
         """The tensor as float32, dequantised; a new, writable array."""
-        info = self.tensors[name]
-        block, block_bytes = GGML_QUANT_SIZES[info.type]
-        rows = self._data[info.offset : info.offset + info.num_bytes].reshape(
-            *info.shape[:-1], info.shape[-1] // block * block_bytes
-        )
+        info, rows = self.tensors[name], self.raw_rows(name)
         with np.errstate(
             all="ignore"
         ):  # damaged scales give inf or NaN, which is for the user to see
             values = dequantize(rows, info.type)
         return np.array(values, dtype=np.float32).reshape(info.shape)
+
+    def raw_rows(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The bytes of the tensor, a row for each of its rows; a view of the file."""
+        info = self.tensors[name]
+        block, block_bytes = GGML_QUANT_SIZES[info.type]
+        return self._data[info.offset : info.offset + info.num_bytes].reshape(
+            *info.shape[:-1], info.shape[-1] // block * block_bytes
+        )
 
     def _read_header(self, cursor: _Cursor) -> None:
         cursor.skip(len(MAGIC))

@@ -18,7 +18,10 @@ import torch
 from lockstep.core.errors import CheckpointError
 from lockstep.core.json_fields import JsonFields
 from lockstep.core.model_config import ModelConfig
+from lockstep.core.quantization import GGUF_NAMES
 from lockstep.core.rope_config import RopeConfig
+from lockstep.kernels.linear import QuantizedWeight
+from lockstep.kernels.linear.gguf_blocks import from_blocks
 from lockstep.models.gguf_file import GgufFile
 from lockstep.text.gguf_tokenizer import tokenizer_files
 from lockstep.text.tokenizer import Tokenizer
@@ -77,6 +80,31 @@ class GgufModel:
         elif self._is_permuted and ".k_proj." in name:
             values = _halves_from_pairs(values, self.config.num_kv_heads)
         return torch.from_numpy(values)
+
+    @property
+    def is_quantized(self) -> bool:
+        return any(self._scheme_of(name) is not None for name in self._gguf_names)
+
+    def read_quantized(self, name: str) -> QuantizedWeight | None:
+        """A weight in the blocks it is stored in, None where those are floats or of a type that
+        no kernel reads.
+        """
+        scheme = self._scheme_of(name)
+        if scheme is None:
+            return None
+        raw = torch.from_numpy(np.array(self._file.raw_rows(self._gguf_names[name])))
+        weight = from_blocks(raw, scheme)
+        heads = {".q_proj.": self.config.num_heads, ".k_proj.": self.config.num_kv_heads}
+        for part, num_heads in heads.items():
+            if self._is_permuted and part in name:
+                order = _halves_from_pairs(np.arange(weight.shape[0]), num_heads)
+                weight = weight.rows(torch.from_numpy(order))
+        return weight
+
+    def _scheme_of(self, name: str) -> str | None:
+        info = self._file.tensors[self._gguf_names[name]]
+        scheme = info.type.name.lower()
+        return scheme if len(info.shape) == 2 and scheme in GGUF_NAMES else None
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer(tokenizer_files(self._file.metadata))

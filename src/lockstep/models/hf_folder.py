@@ -16,6 +16,8 @@ from safetensors import SafetensorError, safe_open
 
 from lockstep.core.errors import CheckpointError
 from lockstep.core.model_config import ModelConfig
+from lockstep.kernels.linear import QuantizedWeight
+from lockstep.models.compressed_tensors import logical_shapes, read_weight, scheme_of_config
 from lockstep.text.tokenizer import Tokenizer
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -27,7 +29,10 @@ class HfFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = ModelConfig.from_hf(read_json(path / "config.json"))
+        described = read_json(path / "config.json")
+        self._scheme = scheme_of_config(described, where=str(path / "config.json"))
+        described.pop("quantization_config", None)
+        self.config = ModelConfig.from_hf(described)
         generation = path / "generation_config.json"
         self.generation_config: Mapping[str, Any] = (
             read_json(generation) if generation.is_file() else {}
@@ -39,11 +44,26 @@ class HfFolder:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every tensor in the folder."""
-        return self._shapes
+        """Shape of every tensor of the model, whatever it is stored as."""
+        return self._shapes if self._scheme is None else logical_shapes(self._shapes)
+
+    @property
+    def is_quantized(self) -> bool:
+        return self._scheme is not None
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, in the dtype it is stored in."""
+        """One tensor in the dtype it is stored in; dequantised to float32 where it is quantised."""
+        quantized = self.read_quantized(name)
+        return self._stored(name) if quantized is None else quantized.dequantize()
+
+    def read_quantized(self, name: str) -> QuantizedWeight | None:
+        """A weight as it is stored, None where that is as floats."""
+        module, _, leaf = name.rpartition(".")
+        if self._scheme is None or leaf != "weight":
+            return None
+        return read_weight(module, self._shapes, self._stored, self._scheme)
+
+    def _stored(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._files[name].get_tensor(name)
         return tensor
 

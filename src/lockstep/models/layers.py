@@ -8,13 +8,27 @@ same bits.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.core.model_config import RopeConfig
+from lockstep.core.quantization import WeightScheme
 from lockstep.kernels.embedding import embedding
-from lockstep.kernels.linear import SEGMENTS, PackCache, linear
+from lockstep.kernels.embedding.quantized import quantized_embedding
+from lockstep.kernels.linear import (
+    SEGMENTS,
+    Norm,
+    PackCache,
+    QuantizedWeight,
+    Weight,
+    can_pack_together,
+    is_fused,
+    linear,
+    quantize_rtn,
+    release,
+)
 from lockstep.kernels.rms_norm import rms_norm
 from lockstep.kernels.rope import rope
 
@@ -24,6 +38,9 @@ class Linear(nn.Module):
     segments.
     """
 
+    weight: Weight
+    """A parameter, or quantised and frozen."""
+
     def __init__(
         self, in_features: int, out_features: int, *, bias: bool = False, row_parallel: bool = False
     ) -> None:
@@ -32,9 +49,59 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.segments = SEGMENTS if row_parallel else 1
         self.packs = PackCache()
+        self.scheme: WeightScheme | None = None
+        """How a float weight is rounded before each product, for quantisation-aware training."""
 
-    def forward(self, x_TK: Tensor) -> Tensor:
-        return linear(x_TK, self.weight, self.bias, packs=self.packs, segments=self.segments)
+    @property
+    def is_adapted(self) -> bool:
+        """Whether `adapt` changes anything."""
+        return False
+
+    def adapt(self, x_TK: Tensor, y_TN: Tensor) -> Tensor:
+        """What an adapter makes of the product y of x."""
+        return y_TN
+
+    def forward(
+        self, x_TK: Tensor, residual_TN: Tensor | None = None, *, out: Tensor | None = None
+    ) -> Tensor:
+        """x W^T + b, added to `residual_TN` if there is one; written to `out` only in the fused
+        path.
+        """
+        y_TN = linear(
+            x_TK,
+            self.weight,
+            self.bias,
+            packs=self.packs,
+            scheme=self.scheme,
+            residual_TN=None if self.is_adapted else residual_TN,
+            segments=self.segments,
+            out=out,
+        )
+        if not self.is_adapted:
+            return y_TN
+        y_TN = self.adapt(x_TK, y_TN)
+        return y_TN if residual_TN is None else residual_TN + y_TN
+
+
+def side_by_side(
+    x_TD: Tensor, modules: Sequence[Linear], norm: RMSNorm, packs: PackCache
+) -> Tensor:
+    """Outputs of several projections of norm(x) in one row: one product where formats agree."""
+    weights = [module.weight for module in modules]
+    is_adapted = any(module.is_adapted for module in modules)
+    if can_pack_together(weights) and not is_adapted:
+        biases = [module.bias for module in modules if module.bias is not None]
+        return linear(
+            x_TD, weights, biases, packs=packs, scheme=modules[0].scheme, norm=norm.prologue()
+        )
+    h_TD = norm(x_TD)
+    if not is_fused(h_TD):
+        return torch.cat([module(h_TD) for module in modules], 1)
+    sizes = [module.weight.shape[0] for module in modules]
+    y_TX = torch.empty(h_TD.shape[0], sum(sizes), dtype=h_TD.dtype)
+    for module, place in zip(modules, y_TX.split(sizes, 1), strict=True):
+        module(h_TD, out=place)
+    return y_TX
 
 
 class RMSNorm(nn.Module):
@@ -45,6 +112,10 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(features))
         self.eps = eps
 
+    def prologue(self) -> Norm:
+        """For a product that begins with this norm."""
+        return Norm(self.weight, self.eps)
+
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
 
@@ -54,13 +125,83 @@ class Embedding(nn.Module):
     projection.
     """
 
+    weight: Weight
+
     def __init__(self, vocab_size: int, features: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, features))
         self.packs = PackCache()
+        self.scheme: WeightScheme | None = None
 
     def forward(self, tokens_T: Tensor, dtype: torch.dtype) -> Tensor:
+        if self.scheme is not None or isinstance(self.weight, QuantizedWeight):
+            return quantized_embedding(
+                self.weight, tokens_T, dtype=dtype, packs=self.packs, scheme=self.scheme
+            )
         return embedding(tokens_T=tokens_T, weight_VD=self.weight, dtype=dtype)
+
+
+def set_weight(module: Linear | Embedding, weight: Weight) -> None:
+    """Give a module another weight: a parameter, or a quantised one, which is no parameter."""
+    module._parameters.pop("weight", None)
+    module.__dict__.pop("weight", None)
+    if isinstance(weight, QuantizedWeight):
+        module.__dict__["weight"] = weight
+    else:
+        module.register_parameter("weight", weight)
+    module.packs = PackCache()
+
+
+def take_over(module: Linear, base: Linear) -> None:
+    """Make `module` compute as `base` does, with the same weight, bias and packs."""
+    set_weight(module, base.weight)
+    module.bias, module.segments = base.bias, base.segments
+    module.packs, module.scheme = base.packs, base.scheme
+
+
+def quantize_weights(model: nn.Module, scheme: WeightScheme, *, on_the_fly: bool = False) -> None:
+    """Round a model's projections and table to `scheme`, once, or anew before each product, their
+    parameters staying float.
+    """
+    for name, module in model.named_modules():
+        if not isinstance(module, Linear | Embedding) or isinstance(module.weight, QuantizedWeight):
+            continue
+        chosen = scheme.of_tensor(f"{name}.weight", tuple(module.weight.shape))
+        if chosen is not None and on_the_fly:
+            module.scheme = chosen
+        elif chosen is not None:
+            set_weight(module, quantize_rtn(module.weight, chosen))
+
+
+def quantized_weights(model: nn.Module) -> Iterator[tuple[str, QuantizedWeight]]:
+    """The weights that are no parameters, by name."""
+    for name, module in model.named_modules():
+        if isinstance(weight := vars(module).get("weight"), QuantizedWeight):
+            yield f"{name}.weight", weight
+
+
+def float_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """All weights by name, quantised ones dequantised to fp32, one at a time."""
+    for name, parameter in model.named_parameters():
+        yield name, parameter.detach()
+    for name, weight in quantized_weights(model):
+        yield name, weight.dequantize()
+
+
+def release_weights(root: nn.Module) -> None:
+    """Give up the weights under `root` that are packed; a step without gradients needs no more.
+
+    A float token table stays: its rows are looked up.
+    """
+    for module in root.modules():
+        for cache in (value for value in vars(module).values() if isinstance(value, PackCache)):
+            cache.pin()
+    for module in root.modules():
+        is_table = isinstance(module, Embedding) and not isinstance(module.weight, QuantizedWeight)
+        if isinstance(module, Linear | Embedding) and not is_table:
+            packs = module.packs
+            set_weight(module, release(module.weight))
+            module.packs = packs
 
 
 class RotaryTable:

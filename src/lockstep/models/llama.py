@@ -19,10 +19,10 @@ from lockstep.kernels.cross_entropy import (
     token_statistics,
     weighted_logprob_sum,
 )
-from lockstep.kernels.linear import linear
+from lockstep.kernels.linear import PackCache, gated_linear, linear
 from lockstep.kernels.silu_mul import silu_mul
-from lockstep.models.attention import AttentionContext, HeadSpec
-from lockstep.models.layers import Embedding, Linear, RMSNorm, RotaryTable
+from lockstep.models.attention import AttentionContext, HeadSpec, PackedAttention
+from lockstep.models.layers import Embedding, Linear, RMSNorm, RotaryTable, side_by_side
 
 
 class Attention(nn.Module):
@@ -40,13 +40,21 @@ class Attention(nn.Module):
         self.o_proj = Linear(config.q_size, d, bias=config.o_bias, row_parallel=True)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.packs = PackCache()
 
     def forward(
-        self, x_TD: Tensor, positions_T: Tensor, rotary: RotaryTable, attention: AttentionContext
+        self,
+        x_TD: Tensor,
+        norm: RMSNorm,
+        positions_T: Tensor,
+        rotary: RotaryTable,
+        attention: AttentionContext,
     ) -> Tensor:
-        qkv_TX = torch.cat((self.q_proj(x_TD), self.k_proj(x_TD), self.v_proj(x_TD)), dim=1)
+        """x + attention(norm(x))."""
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        qkv_TX = side_by_side(x_TD, projections, norm, self.packs)
         o_TX = attention.attend(self.layer, qkv_TX, positions_T, rotary, self._heads())
-        return self.o_proj(o_TX)
+        return self.o_proj(o_TX, residual_TN=x_TD)
 
     def _heads(self) -> HeadSpec:
         return HeadSpec(
@@ -70,9 +78,28 @@ class MLP(nn.Module):
         self.gate_proj = Linear(d, f, bias=bias)
         self.up_proj = Linear(d, f, bias=bias)
         self.down_proj = Linear(f, d, bias=bias, row_parallel=True)
+        self.packs = PackCache(interleaved=True)
 
-    def forward(self, x_TD: Tensor) -> Tensor:
-        return self.down_proj(silu_mul(self.gate_proj(x_TD), self.up_proj(x_TD)))
+    def forward(self, x_TD: Tensor, norm: RMSNorm) -> Tensor:
+        """x + mlp(norm(x))."""
+        return self.down_proj(self._gated(x_TD, norm), residual_TN=x_TD)
+
+    def _gated(self, x_TD: Tensor, norm: RMSNorm) -> Tensor:
+        gate, up = self.gate_proj, self.up_proj
+        if gate.is_adapted or up.is_adapted:
+            h_TD = norm(x_TD)
+            return silu_mul(gate(h_TD), up(h_TD))
+        return gated_linear(
+            x_TD,
+            gate.weight,
+            up.weight,
+            [module.bias for module in (gate, up) if module.bias is not None],
+            packs=self.packs,
+            gate_packs=gate.packs,
+            up_packs=up.packs,
+            scheme=gate.scheme,
+            norm=norm.prologue(),
+        )
 
 
 class Layer(nn.Module):
@@ -88,8 +115,8 @@ class Layer(nn.Module):
     def forward(
         self, x_TD: Tensor, positions_T: Tensor, rotary: RotaryTable, attention: AttentionContext
     ) -> Tensor:
-        x_TD = x_TD + self.self_attn(self.input_layernorm(x_TD), positions_T, rotary, attention)
-        return x_TD + self.mlp(self.post_attention_layernorm(x_TD))
+        x_TD = self.self_attn(x_TD, self.input_layernorm, positions_T, rotary, attention)
+        return self.mlp(x_TD, self.post_attention_layernorm)
 
 
 class Decoder(nn.Module):
@@ -157,7 +184,7 @@ class Llama(nn.Module):
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """fp32 logits (T, V) of hidden states."""
         head = self._head
-        return linear(hidden_TD, head.weight, packs=head.packs, fp32_out=True)
+        return linear(hidden_TD, head.weight, packs=head.packs, scheme=head.scheme, fp32_out=True)
 
     def token_logprobs(
         self, hidden_TD: Tensor, targets_T: Tensor, inverse_temperature: float | Tensor = 1.0
@@ -177,6 +204,7 @@ class Llama(nn.Module):
             head.weight,
             targets_T,
             packs=head.packs,
+            scheme=head.scheme,
             inverse_temperature=inverse_temperature,
         )
 
@@ -195,14 +223,29 @@ class Llama(nn.Module):
             targets_T,
             weights_T,
             packs=head.packs,
+            scheme=head.scheme,
             inverse_temperature=inverse_temperature,
         )
 
     def pack_weights(self) -> None:
         """Pack every projection now, so that the first request does not wait for it."""
-        linears = [module for module in self.modules() if isinstance(module, Linear)]
-        for module in (*linears, self._head):
-            module.packs.get(module.weight, self.compute_dtype)
+        for layer in self.model.layers:
+            self.pack_layer(layer)
+        self.pack_table()
+
+    @torch.no_grad()
+    def pack_layer(self, layer: nn.Module) -> None:
+        """Pack one layer's projections as a step without gradients uses them: by taking one."""
+        self.rotary.reserve(1)
+        x_TD = torch.zeros(1, self.config.hidden_size, dtype=self.compute_dtype)
+        attention = PackedAttention.from_lengths([1])
+        layer(x_TD, torch.zeros(1, dtype=torch.int64), self.rotary, attention)
+
+    @torch.no_grad()
+    def pack_table(self) -> None:
+        """Pack the token table and the last projection."""
+        tokens_T = torch.zeros(1, dtype=torch.int64)
+        self.logits(self.model.embed_tokens(tokens_T, self.compute_dtype))
 
     @property
     def _head(self) -> Linear | Embedding:

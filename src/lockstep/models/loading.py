@@ -21,8 +21,11 @@ from lockstep.core.errors import CheckpointError, ConfigError
 from lockstep.core.json_fields import JsonFields
 from lockstep.core.model_config import ModelConfig
 from lockstep.core.progress import Progress
+from lockstep.core.quantization import FLOAT, NATIVE, WeightScheme, names, parse_scheme
+from lockstep.kernels.linear import QuantizedWeight, Weight, quantize_rtn
 from lockstep.models import packed_cache
 from lockstep.models.hf_folder import HfFolder
+from lockstep.models.layers import Embedding, Linear, release_weights, set_weight
 from lockstep.models.llama import Llama
 from lockstep.models.resolve import ModelSource, resolve_model
 from lockstep.text.tokenizer import Tokenizer
@@ -44,7 +47,12 @@ class Checkpoint(Protocol):
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
 
+    @property
+    def is_quantized(self) -> bool: ...
+
     def read(self, name: str) -> torch.Tensor: ...
+
+    def read_quantized(self, name: str) -> QuantizedWeight | None: ...
 
     def tokenizer(self) -> Tokenizer: ...
 
@@ -69,6 +77,7 @@ def load_model(
     source: str | Path | ModelSource,
     *,
     precision: Precision = "bf16",
+    weights: str | None = None,
     master_weights: bool = False,
     packed: bool = False,
     quiet: bool = False,
@@ -76,9 +85,13 @@ def load_model(
     """Load `source`: a known name such as `smollm2`, a Hugging Face folder or a GGUF file.
 
     Computation is in `precision`. Parameters are held in it too, or in float32 with
-    `master_weights` (for training). With `packed` the model can only serve: its projections are
-    held in packed form alone, read from the file kept by the last such call (`packed_cache`).
-    Raises CheckpointError, or FetchError for a known name that cannot be had.
+    `master_weights` (for training). `weights` says how matrices are held: a scheme of
+    `lockstep.core.quantization` to round to while loading (with `master_weights`: before each
+    product, for quantisation-aware training), `native` as the checkpoint holds them, `float`.
+    By default GGUF files become float and compressed-tensors folders stay as they are.
+    With `packed` the model can only serve: its projections are held in packed form alone, read from
+    the file kept by the last such call where they are float (`packed_cache`). Raises
+    CheckpointError, or FetchError for a known name that cannot be had.
     """
     if precision not in DTYPES:
         raise ConfigError(f"precision is {precision!r}; use {' or '.join(DTYPES)}")
@@ -99,10 +112,17 @@ def load_model(
             f"{resolved.path}: the tokenizer has {tokenizer.vocab_size} tokens, "
             f"the model only {config.vocab_size}"
         )
+    plan = _plan(
+        checkpoint,
+        weights,
+        is_gguf=resolved.format == "gguf",
+        master_weights=master_weights,
+        where=str(resolved.path),
+    )
     if packed and kernels.missing_reason() is None:
-        _load_packed(checkpoint, model, resolved, precision, quiet=quiet)
+        _load_packed(checkpoint, model, resolved, precision, plan, quiet=quiet)
     else:
-        copy_weights(checkpoint, model, where=str(resolved.path), quiet=quiet)
+        copy_weights(checkpoint, model, where=str(resolved.path), plan=plan, quiet=quiet)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -114,15 +134,25 @@ def load_model(
 
 
 def _load_packed(
-    checkpoint: Checkpoint, model: Llama, source: ModelSource, precision: str, *, quiet: bool
+    checkpoint: Checkpoint,
+    model: Llama,
+    source: ModelSource,
+    precision: str,
+    plan: WeightPlan,
+    *,
+    quiet: bool,
 ) -> None:
+    if plan != WeightPlan():  # packed weights of one file do not say which formats they have
+        where = str(source.path)
+        copy_weights(checkpoint, model, where=where, plan=plan, packed_only=True, quiet=quiet)
+        return
     file = packed_cache.PackedFile.of(source, precision)
     tensors = file.read()
     if tensors is None:
         copy_weights(checkpoint, model, where=str(source.path), quiet=quiet)
         model.pack_weights()
         file.write(packed_cache.packed_weights_of(model))
-        packed_cache.release_weights(model)
+        release_weights(model)
     else:
         packed_cache.take_packed_weights(model, tensors)
 
@@ -136,20 +166,100 @@ def open_checkpoint(source: ModelSource) -> Checkpoint:
     return HfFolder(source.path)
 
 
-def copy_weights(checkpoint: Checkpoint, model: Llama, *, where: str, quiet: bool = False) -> None:
-    """Give every parameter of `model`, on the meta device, the checkpoint's values in its dtype."""
+@dataclass(frozen=True, kw_only=True)
+class WeightPlan:
+    """How weights are held in memory."""
+
+    keeps_stored: bool = False
+    """Quantised weights stay as the checkpoint has them."""
+    scheme: WeightScheme | None = None
+    """What float weights are rounded to."""
+    rounds_on_the_fly: bool = False
+    """Parameters stay float and are rounded before each product."""
+
+    def weight(self, checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> Weight:
+        """The weight of that name, a parameter unless quantised."""
+        if self.keeps_stored and (stored := checkpoint.read_quantized(name)) is not None:
+            return stored
+        tensor = checkpoint.read(name)
+        scheme = None if self.scheme is None else self.scheme.of_tensor(name, tuple(tensor.shape))
+        if scheme is not None and not self.rounds_on_the_fly:
+            return quantize_rtn(tensor, scheme)
+        # A copy even where dtypes agree: a tensor read from safetensors may be a view of the file.
+        return nn.Parameter(tensor.to(dtype, copy=True))
+
+
+def _plan(
+    checkpoint: Checkpoint,
+    weights: str | None,
+    *,
+    is_gguf: bool,
+    master_weights: bool,
+    where: str,
+) -> WeightPlan:
+    if weights == FLOAT or (weights is None and (is_gguf or not checkpoint.is_quantized)):
+        return WeightPlan()
+    if weights in (None, NATIVE):
+        if not checkpoint.is_quantized:
+            raise ConfigError(
+                f"{where} holds no quantised weights that kernels read, so weights='native' has "
+                f"nothing to keep; use {', '.join(names()[:3])} to round its float weights"
+            )
+        if master_weights:
+            raise ConfigError(
+                f"{where} holds quantised weights, which cannot be trained in full; train a LoRA "
+                "adapter on them, or use weights='float'"
+            )
+        return WeightPlan(keeps_stored=True)
+    assert weights is not None
+    scheme = parse_scheme(weights)
+    if checkpoint.is_quantized and not is_gguf:
+        raise ConfigError(
+            f"{where} is quantised already; leave weights unset to use it as it is, or give "
+            f"the checkpoint it was made from to round to {scheme}"
+        )
+    return WeightPlan(scheme=scheme, rounds_on_the_fly=master_weights)
+
+
+def copy_weights(
+    checkpoint: Checkpoint,
+    model: Llama,
+    *,
+    where: str,
+    plan: WeightPlan | None = None,
+    packed_only: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Give every parameter of `model`, on the meta device, the checkpoint's values in its dtype, or
+    as `plan` says. With `packed_only`, layer by layer, they are packed and given up.
+    """
+    plan = plan or WeightPlan()
     wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    dtypes = {name: p.dtype for name, p in model.named_parameters()}
     _check_tensors(checkpoint.shapes, wanted, model.config, where=where)
+    last_of_layer = {name.rpartition(".layers.")[2].partition(".")[0]: name for name in wanted}
     with Progress(quiet=quiet) as progress:
-        names = progress.track(wanted, "load weights", total=len(wanted), unit="tensors")
-        for name in names:
+        for name in progress.track(wanted, "load weights", total=len(wanted), unit="tensors"):
             owner_name, _, leaf = name.rpartition(".")
             owner = model.get_submodule(owner_name)
-            dtype = owner.get_parameter(leaf).dtype
-            # A copy even where dtypes agree: a tensor read from safetensors may be a view of the
-            # file.
-            tensor = checkpoint.read(name).to(dtype, copy=True)
-            owner.register_parameter(leaf, nn.Parameter(tensor))
+            try:
+                weight = plan.weight(checkpoint, name, dtypes[name])
+            except ConfigError as error:
+                raise ConfigError(f"{name}: {error}") from None
+            if isinstance(owner, Linear | Embedding) and leaf == "weight":
+                set_weight(owner, weight)
+                if plan.scheme is not None and plan.rounds_on_the_fly:
+                    owner.scheme = plan.scheme.of_tensor(name, wanted[name])
+            else:
+                owner.register_parameter(leaf, weight)
+            number = name.rpartition(".layers.")[2].partition(".")[0]
+            if packed_only and number.isdigit() and last_of_layer[number] == name:
+                layer = model.model.layers[int(number)]
+                model.pack_layer(layer)
+                release_weights(layer)
+    if packed_only:
+        model.pack_table()
+        release_weights(model)
 
 
 def _check_size(checkpoint: Checkpoint, *, where: str) -> None:

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.core.errors import ConfigError
-from lockstep.models.layers import Linear
+from lockstep.kernels.linear import QuantizedWeight, is_fused
+from lockstep.kernels.scale import scale
+from lockstep.models.layers import Linear, set_weight, take_over
 from lockstep.models.llama import Llama
 from lockstep.models.lora_config import LoraConfig
 
@@ -24,17 +26,20 @@ class LoraLinear(Linear):
     def __init__(self, base: Linear, config: LoraConfig) -> None:
         nn.Module.__init__(self)
         n, k = base.weight.shape
-        self.weight, self.bias = base.weight, base.bias
-        self.segments, self.packs = base.segments, base.packs
+        take_over(self, base)
         self.scaling = config.alpha / config.r
         self.enabled = True
-        with torch.device(base.weight.device):
-            self.lora_A = Linear(k, config.r, row_parallel=base.segments > 1)
-            self.lora_B = Linear(config.r, n)
+        self.lora_A = Linear(k, config.r, row_parallel=base.segments > 1)
+        self.lora_B = Linear(config.r, n)
 
-    def forward(self, x_TK: Tensor) -> Tensor:
-        y = super().forward(x_TK)
-        return y + self.lora_B(self.lora_A(x_TK) * self.scaling) if self.enabled else y
+    @property
+    def is_adapted(self) -> bool:
+        return self.enabled
+
+    def adapt(self, x_TK: Tensor, y_TN: Tensor) -> Tensor:
+        """y + B (alpha / r) A x; in place where products are fused."""
+        h_TR = scale(self.lora_A(x_TK), self.scaling)
+        return self.lora_B(h_TR, y_TN, out=y_TN if is_fused(x_TK) else None)
 
 
 def apply_lora(model: Llama, config: LoraConfig, *, seed: int = 0) -> list[str]:
@@ -83,14 +88,16 @@ def merge_lora(model: Llama) -> None:
     """Fold every adapter into its weight, W += (alpha / r) B A in fp32, and drop it.
 
     The merged model rounds differently from the adapted one, so their logprobs agree closely, not
-    bitwise.
+    bitwise. A quantised weight becomes fp32.
     """
     for name, module in list(model.named_modules()):
         if not isinstance(module, LoraLinear):
             continue
         delta = module.lora_B.weight.float() @ module.lora_A.weight.float() * module.scaling
         merged = Linear(0, 0)
-        merged.weight, merged.bias = module.weight, module.bias
-        merged.weight.copy_((merged.weight.float() + delta).to(merged.weight.dtype))
-        merged.segments = module.segments
+        take_over(merged, module)
+        if isinstance(merged.weight, QuantizedWeight):
+            set_weight(merged, nn.Parameter(merged.weight.dequantize() + delta))
+        else:
+            merged.weight.copy_((merged.weight.float() + delta).to(merged.weight.dtype))
         model.set_submodule(name, merged)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from lockstep.core.files import replacing, sha256_of
 from lockstep.kernels import huge_pages, native_library
-from lockstep.kernels.linear import PackCache
+from lockstep.kernels.linear import PACKED_FIELDS, PackCache
 from lockstep.models.fetch import cache_folder
 from lockstep.models.layers import Linear
 from lockstep.models.llama import Llama
@@ -37,7 +37,7 @@ from lockstep.models.resolve import ModelSource
 
 logger = logging.getLogger("lockstep.models")
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _MAGIC = b"LSPACKED"
 _PREFIX_BYTES = len(_MAGIC) + 8 + 4
 _PAGE_BYTES = 4096
@@ -104,38 +104,31 @@ def take_packed_weights(model: Llama, tensors: Mapping[str, Tensor]) -> None:
         owner = model.get_submodule(name.rpartition(".")[0])
         value = nn.Parameter(tensors[name].view(parameter.shape), requires_grad=False)
         owner.register_parameter(name.rpartition(".")[2], value)
-    for name, (packs, weight) in _packs(model).items():
-        weight.requires_grad_(False)
-        packs.adopt(tensors[name], weight, model.compute_dtype)
+    model.requires_grad_(False)
+    for name, packs in _packs(model).items():
+        parts = {field: tensors.get(f"{name}.{field}") for field in PACKED_FIELDS}
+        if parts["data"] is not None:
+            packs.adopt(parts, model.compute_dtype)
 
 
 def packed_weights_of(model: Llama) -> dict[str, Tensor]:
-    """What `take_packed_weights` needs of a model whose weights are packed."""
+    """What `take_packed_weights` needs of a model of float weights that are packed."""
     kept = {name: parameter.detach() for name, parameter in _kept_parameters(model).items()}
     packed = {
-        name: packs.get(weight, model.compute_dtype)
-        for name, (packs, weight) in _packs(model).items()
+        f"{name}.{field}": tensor
+        for name, packs in _packs(model).items()
+        for field, tensor in packs.parts().items()
     }
     return kept | packed
 
 
-def release_weights(model: Llama) -> None:
-    """Give up the row-major weights whose packed form is enough to serve."""
-    for name, (packs, weight) in _packs(model).items():
-        owner = model.get_submodule(name.removesuffix(".packed"))
-        if not isinstance(owner, Linear):
-            continue  # the token table is read row by row
-        packed = packs.get(weight, model.compute_dtype)
-        empty = nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
-        owner.register_parameter("weight", empty)
-        packs.adopt(packed, empty, model.compute_dtype)
-
-
-def _packs(model: Llama) -> dict[str, tuple[PackCache, nn.Parameter]]:
-    owners = {name: m for name, m in model.named_modules() if isinstance(m, Linear)}
-    if model.lm_head is None:
-        owners["model.embed_tokens"] = model.model.embed_tokens
-    return {f"{name}.packed": (owner.packs, owner.weight) for name, owner in owners.items()}
+def _packs(model: Llama) -> dict[str, PackCache]:
+    """By name, those of single projections and of groups."""
+    return {
+        f"{name}.packs": module.packs
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "packs", None), PackCache)
+    }
 
 
 def _kept_parameters(model: Llama) -> dict[str, nn.Parameter]:

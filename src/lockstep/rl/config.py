@@ -145,6 +145,9 @@ class RLConfig:
     """None trains every weight."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """Precision of the computation; trained weights are stored in fp32 either way."""
+    quantization: str | None = None
+    """How frozen weights are held, or trained ones are rounded before each product: int8, int4 and
+    so on, or native."""
 
 
 def _at_least(config: object, low: int, *names: str) -> None:

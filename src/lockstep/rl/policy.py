@@ -20,7 +20,10 @@ from lockstep.rl.loss import Reference
 def load_policy(config: RLConfig) -> LoadedModel:
     """The model with exactly those parameters trainable that the run trains, in fp32."""
     loaded = load_model(
-        config.model, precision=config.precision, master_weights=config.lora is None
+        config.model,
+        precision=config.precision,
+        weights=config.quantization,
+        master_weights=config.lora is None,
     )
     if config.lora is not None:
         apply_lora(loaded.model, config.lora, seed=config.loop.seed)
@@ -34,7 +37,9 @@ def load_reference(config: RLConfig, policy: Llama) -> Reference | None:
         return None
     if config.lora is not None:
         return lambda: _adapters_off(policy)
-    frozen = load_model(config.model, precision=config.precision, quiet=True).model
+    frozen = load_model(
+        config.model, precision=config.precision, weights=config.quantization, quiet=True
+    ).model
     frozen.requires_grad_(False)
     return lambda: _as_context(frozen)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.core.errors import ConfigError
+from lockstep.core.quantization import check_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,10 @@ class EngineOptions:
 
     precision: Literal["bf16", "fp32"] = "bf16"
     """Precision of weights, activations and KV cache."""
+    quantization: str | None = None
+    """How weights are held: int8, int4, fp8 and so on rounds them while loading, native keeps
+    those of a GGUF file, float undoes them; default: float, or as a compressed-tensors folder has
+    them."""
     max_model_len: int | None = None
     """Longest prompt and answer together, in tokens; default: what the model was made for."""
     max_num_seqs: int = 256
@@ -56,6 +61,8 @@ class EngineOptions:
     """Folder of a PEFT LoRA adapter to serve on top of the model."""
 
     def __post_init__(self) -> None:
+        if self.quantization is not None:
+            check_weights(self.quantization)
         for name in ("max_model_len", "max_num_seqs", "kv_cache_tokens", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -20,7 +20,12 @@ def load_served_model(source: str, options: EngineOptions) -> ServedModel:
     """Load, adapt, and start the engine. Raises LockstepError in one sentence."""
     if options.threads is not None:
         kernels.set_num_threads(options.threads)
-    loaded = load_model(source, precision=options.precision, packed=options.adapter is None)
+    loaded = load_model(
+        source,
+        precision=options.precision,
+        weights=options.quantization,
+        packed=options.adapter is None,
+    )
     if options.adapter is not None:
         add_adapter(loaded, Path(options.adapter))
     config = _engine_config(options, loaded)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from lockstep.core.errors import CheckpointError, ConfigError
 from lockstep.core.files import replacing_folder, sha256_of, write_json
+from lockstep.models.layers import quantized_weights
 
 FORMAT_VERSION = 1
 _PREFIX = "checkpoint-"
@@ -168,6 +169,10 @@ def fingerprint_frozen(model: nn.Module) -> str:
         if not weight.requires_grad:
             digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
             digest.update(weight.detach().contiguous().view(torch.uint8).numpy().data)
+    for name, quantized in quantized_weights(model):
+        for part, tensor in quantized.tensors().items():
+            digest.update(f"{name} {part} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -123,6 +123,9 @@ class SFTConfig:
     """None trains every weight."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """Precision of the computation; trained weights are stored in fp32 either way."""
+    quantization: str | None = None
+    """How frozen weights are held, or trained ones are rounded before each product: int8, int4 and
+    so on, or native."""
 
     def __post_init__(self) -> None:
         if self.data.max_length > self.loop.micro_batch_tokens:

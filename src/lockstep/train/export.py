@@ -67,7 +67,12 @@ def load_trained(folder: Path) -> TrainedModel:
     except (KeyError, TypeError):
         raise CheckpointError(f"{folder} was not written by lockstep sft or rl") from None
     lora = None if lora is None else _lora_config(lora)
-    loaded = load_model(name, precision=precision, master_weights=lora is None)
+    loaded = load_model(
+        name,
+        precision=precision,
+        weights=settings.get("quantization"),
+        master_weights=lora is None,
+    )
     if lora is not None:
         apply_lora(loaded.model, lora)
     if checkpoint.fingerprint_frozen(loaded.model) != config.get("frozen_weights_sha256"):

@@ -212,7 +212,10 @@ class SFTRun:
 def _load_trainable(config: SFTConfig) -> LoadedModel:
     """The model with exactly those parameters trainable that the run trains, in fp32."""
     loaded = load_model(
-        config.model, precision=config.precision, master_weights=config.lora is None
+        config.model,
+        precision=config.precision,
+        weights=config.quantization,
+        master_weights=config.lora is None,
     )
     if config.lora is not None:
         apply_lora(loaded.model, config.lora, seed=config.loop.seed)

@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.core.quantization import WeightScheme
 from lockstep.kernels import dispatch
 from lockstep.kernels.cross_entropy import cpu, reference
-from lockstep.kernels.linear import PackCache
+from lockstep.kernels.cross_entropy.quantized import QuantizedLogprobs
+from lockstep.kernels.linear import PackCache, QuantizedWeight, Weight
 
 __all__ = [
     "TokenStatistics",
@@ -171,15 +173,26 @@ class _WeightedSum(torch.autograd.Function):
 
 def token_statistics(
     hidden_TD: Tensor,
-    weight_VD: Tensor,
+    weight_VD: Weight,
     targets_T: Tensor,
     *,
     packs: PackCache,
     inverse_temperature: float | Tensor = 1.0,
+    scheme: WeightScheme | None = None,
 ) -> TokenStatistics:
-    """Logprob and entropy of each row's next-token distribution; targets are int64 in [0, V)."""
-    packed = packs.get(weight_VD, hidden_TD.dtype)
-    inputs = (hidden_TD, weight_VD, packed, targets_T, _expand(inverse_temperature, targets_T))
+    """Logprob and entropy of each row's next-token distribution; targets are int64 in [0, V).
+
+    `scheme` is how a float weight is rounded on the fly.
+    """
+    scale_T = _expand(inverse_temperature, targets_T)
+    if scheme is not None or isinstance(weight_VD, QuantizedWeight):
+        master_VD = None if isinstance(weight_VD, QuantizedWeight) else weight_VD
+        logprobs, _lse, entropy = QuantizedLogprobs.apply(
+            hidden_TD, master_VD, weight_VD, packs, scheme, targets_T, scale_T, _row_logprobs
+        )
+        return TokenStatistics(logprobs, entropy)
+    packed = packs.get([weight_VD], hidden_TD.dtype).data
+    inputs = (hidden_TD, weight_VD, packed, targets_T, scale_T)
     if torch.is_grad_enabled() and hidden_TD.requires_grad and not weight_VD.requires_grad:
         return TokenStatistics(*_Logprobs.apply(*inputs))
     logprobs, _lse, entropy = _token_logprobs(*inputs)
@@ -188,21 +201,28 @@ def token_statistics(
 
 def weighted_logprob_sum(
     hidden_TD: Tensor,
-    weight_VD: Tensor,
+    weight_VD: Weight,
     targets_T: Tensor,
     weights_T: Tensor,
     *,
     packs: PackCache,
     inverse_temperature: float | Tensor = 1.0,
+    scheme: WeightScheme | None = None,
 ) -> WeightedSum:
     """sum of weights (fp32, constants) times the logprobs of `token_statistics`, to the bit."""
-    if not torch.is_grad_enabled():
+    is_quantized = scheme is not None or isinstance(weight_VD, QuantizedWeight)
+    if is_quantized or not torch.is_grad_enabled():
         statistics = token_statistics(
-            hidden_TD, weight_VD, targets_T, packs=packs, inverse_temperature=inverse_temperature
+            hidden_TD,
+            weight_VD,
+            targets_T,
+            packs=packs,
+            inverse_temperature=inverse_temperature,
+            scheme=scheme,
         )
         total = (statistics.logprobs_T * weights_T).sum()
         return WeightedSum(total, statistics.entropy_T)
-    packed = packs.get(weight_VD, hidden_TD.dtype)
+    packed = packs.get([weight_VD], hidden_TD.dtype).data
     scale_T = _expand(inverse_temperature, targets_T)
     return WeightedSum(
         *_WeightedSum.apply(

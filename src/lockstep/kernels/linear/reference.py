@@ -20,23 +20,32 @@ def segment_length(k: int, segments: int) -> int:
 
 def linear(
     x_TK: Tensor,
-    weight_NK: Tensor,
+    weights: list[Tensor],
+    biases: list[Tensor],
     packed: Tensor,
-    bias_N: Tensor | None,
+    packed_bias: Tensor | None,
     segments: int,
     fp32_out: bool,
 ) -> Tensor:
+    """The outputs of all weights side by side; reads the weights, not what is packed."""
     x = x_TK.float()
-    weight = weight_NK.to(x_TK.dtype).float()
+    weight = torch.cat([weight.to(x_TK.dtype).float() for weight in weights])
     length = segment_length(x.shape[1], segments)
     partial = [
         x[:, start : start + length] @ weight[:, start : start + length].t()
         for start in range(0, segments * length, length)
     ]
+    y = join_segments(partial)
+    if biases:
+        y = y + torch.cat([bias.to(x_TK.dtype).float() for bias in biases])
+    return y if fp32_out else y.to(x_TK.dtype)
+
+
+def join_segments(partial: list[Tensor]) -> Tensor:
+    """The fixed tree over 1 or 8 sums."""
     while len(partial) > 1:
         partial = [left + right for left, right in zip(partial[::2], partial[1::2], strict=True)]
-    y = partial[0] if bias_N is None else partial[0] + bias_N.to(x_TK.dtype).float()
-    return y if fp32_out else y.to(x_TK.dtype)
+    return partial[0]
 
 
 def linear_grad_input(dy_TN: Tensor, weight_NK: Tensor) -> Tensor:
@@ -50,8 +59,3 @@ def linear_grad_weight(dy_TN: Tensor, x_TK: Tensor) -> Tensor:
 
 def column_sum(dy_TN: Tensor) -> Tensor:
     return dy_TN.float().sum(0)
-
-
-def pack(weight_NK: Tensor, bf16: bool, is_kept: bool) -> Tensor:
-    """The reference reads the weight itself; its packed form is empty."""
-    return torch.empty(0, dtype=torch.bfloat16 if bf16 else torch.float32)

@@ -37,6 +37,10 @@ struct Kernels {
   void (*silu_mul_backward)(void* dgate, void* dup, const void* dy, const void* gate, const void* up, int dtype,
                             int64_t count);
   void (*embedding)(void* y, int dtype, const void* w, int w_dtype, const int64_t* tokens, int64_t t, int64_t d);
+  // Rows of a packed quantised weight (n, k), dequantised.
+  void (*embedding_quantised)(void* y, int dtype, const void* packed, int64_t format, const int64_t* tokens, int64_t t,
+                              int64_t k);
+  void (*scale)(void* y, const void* x, int dtype, float factor, int64_t count);
   void (*embedding_backward)(float* dw, const void* dy, int dtype, const int64_t* tokens, int64_t t, int64_t d);
   void (*add)(void* y, const void* a, const void* b, int dtype, int64_t count);
   void (*copy_rows)(void* dst, const void* src, int64_t rows, int64_t row_bytes, int64_t dst_stride_bytes,
@@ -78,7 +82,7 @@ struct Kernels {
 // Every kernel by name: what simd/table.cpp fills in and dispatch.cpp hands out.
 #define LS_KERNELS(X) \
   X(pack) X(pack_quantised) X(gemm) X(quantise_rows) X(rms_norm) X(rms_norm_backward) X(rope) X(silu_mul) \
-  X(silu_mul_backward) X(embedding) \
+  X(silu_mul_backward) X(embedding) X(embedding_quantised) X(scale) \
   X(embedding_backward) X(add) X(copy_rows) X(column_sum) X(split_qkv) X(split_qkv_backward) X(attention) \
   X(attention_backward) X(row_logprobs) X(row_softmax_grad) X(sample) X(grad_weight) X(adamw) X(sum_of_squares)
 
