@@ -88,7 +88,6 @@ class GgufFile:
             data = np.memmap(path, dtype=np.uint8, mode="r")
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
-        self._data = data
         cursor = _Cursor(data, path, size)
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, TensorInfo] = {}
@@ -104,12 +103,15 @@ class GgufFile:
         return np.array(values, dtype=np.float32).reshape(info.shape)
 
     def raw_rows(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The bytes of the tensor, a row for each of its rows; a view of the file."""
+        """The bytes of the tensor, a row for each of its rows. Read, not mapped: a mapped file
+        counts as memory as far as it was touched.
+        """
         info = self.tensors[name]
         block, block_bytes = GGML_QUANT_SIZES[info.type]
-        return self._data[info.offset : info.offset + info.num_bytes].reshape(
-            *info.shape[:-1], info.shape[-1] // block * block_bytes
-        )
+        data = np.fromfile(self.path, np.uint8, count=info.num_bytes, offset=info.offset)
+        if len(data) < info.num_bytes:
+            raise CheckpointError(f"{self.path} was cut off while it was being read")
+        return data.reshape(*info.shape[:-1], info.shape[-1] // block * block_bytes)
 
     def _read_header(self, cursor: _Cursor) -> None:
         cursor.skip(len(MAGIC))

@@ -92,7 +92,7 @@ class GgufModel:
         scheme = self._scheme_of(name)
         if scheme is None:
             return None
-        raw = torch.from_numpy(np.array(self._file.raw_rows(self._gguf_names[name])))
+        raw = torch.from_numpy(self._file.raw_rows(self._gguf_names[name]))
         weight = from_blocks(raw, scheme)
         heads = {".q_proj.": self.config.num_heads, ".k_proj.": self.config.num_kv_heads}
         for part, num_heads in heads.items():

@@ -37,7 +37,7 @@ class HfFolder:
         self.generation_config: Mapping[str, Any] = (
             read_json(generation) if generation.is_file() else {}
         )
-        self._files: dict[str, Any] = {}
+        self._files: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         for name, expected in _weight_files(path).items():
             self._open(path / name, expected)
@@ -64,7 +64,9 @@ class HfFolder:
         return read_weight(module, self._shapes, self._stored, self._scheme)
 
     def _stored(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        # Opened anew: what was read of a mapped file counts as memory while it stays open.
+        with safe_open(self._files[name], framework="pt") as opened:
+            tensor: torch.Tensor = opened.get_tensor(name)
         return tensor
 
     def tokenizer(self) -> Tokenizer:
@@ -75,9 +77,9 @@ class HfFolder:
         if not file.is_file():
             raise CheckpointError(f"{file.parent} lacks {file.name}, which its index names")
         try:
-            opened = safe_open(file, framework="pt")
-            names = set(opened.keys())
-            shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in names}
+            with safe_open(file, framework="pt") as opened:
+                names = set(opened.keys())
+                shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in names}
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
                 f"{file} is truncated or not a safetensors file ({error}); fetch it again"
@@ -87,7 +89,7 @@ class HfFolder:
                 f"{file} lacks {len(missing)} tensors its index announces, first {missing[0]}"
             )
         for name in names if expected is None else expected:
-            self._files[name] = opened
+            self._files[name] = file
             self._shapes[name] = shapes[name]
 
 

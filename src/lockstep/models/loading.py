@@ -22,6 +22,7 @@ from lockstep.core.json_fields import JsonFields
 from lockstep.core.model_config import ModelConfig
 from lockstep.core.progress import Progress
 from lockstep.core.quantization import FLOAT, NATIVE, WeightScheme, names, parse_scheme
+from lockstep.kernels import huge_pages
 from lockstep.kernels.linear import QuantizedWeight, Weight, quantize_rtn
 from lockstep.models import packed_cache
 from lockstep.models.hf_folder import HfFolder
@@ -153,6 +154,7 @@ def _load_packed(
         model.pack_weights()
         file.write(packed_cache.packed_weights_of(model))
         release_weights(model)
+        huge_pages.trim_heap()
     else:
         packed_cache.take_packed_weights(model, tensors)
 
@@ -257,9 +259,11 @@ def copy_weights(
                 layer = model.model.layers[int(number)]
                 model.pack_layer(layer)
                 release_weights(layer)
+                huge_pages.trim_heap()
     if packed_only:
         model.pack_table()
         release_weights(model)
+        huge_pages.trim_heap()
 
 
 def _check_size(checkpoint: Checkpoint, *, where: str) -> None:
