@@ -70,8 +70,8 @@ docs:  ## Rewrite the tour of the code in docs/architecture.md
 	$(BIN)/python scripts/write_tour.py
 
 # On idle cores. The first run makes the peers' environments and models, which takes half an hour.
-bench: setup bench-peers  ## Measure beside the peers (20 minutes): table, plot, README.md
-	$(BIN)/python benchmarks/side_by_side.py --precisions bf16,int8,int4 --rounds 2 $(BENCH_PAGE)
+bench: setup bench-peers  ## Measure serving beside the peers (20 minutes): table, plot, README.md
+	$(BIN)/python benchmarks/side_by_side.py --only prefill,ttft,decode,serve --rounds 2 $(BENCH_PAGE)
 
 bench-full: setup bench-peers  ## Measure all of it: more rounds, fp32, the larger model, kernels (hours)
 	$(BIN)/python benchmarks/side_by_side.py --precisions bf16,int8,int4,shipped,fp32 --rounds 5
