@@ -1,6 +1,6 @@
 // Sixteen 32-bit words in a V: bytes, nibbles and halves taken apart and put together, and exact integer products.
 //
-// A V may hold integers as well as floats (gcc 12 spills arrays of __m512i accumulators but not of __m512).
+// A V may hold integers as well as floats.
 #pragma once
 #include "vec.h"
 
@@ -40,8 +40,9 @@ LS_INLINE void store_bytes(int8_t* p, V v) {
 }
 // sums + four products of an unsigned and a signed byte, in each word; exact
 #if defined(__AVX512VNNI__)
-LS_INLINE V dot_bytes(V sums, V u, V s) {
-  return of_words(_mm512_dpbusd_epi32(words_of(sums), words_of(u), words_of(s)));
+LS_INLINE V dot_bytes(V sums, V u, V s) {  // as an intrinsic, gcc 12 copies and spills every accumulator of a tile
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(u), "v"(s));
+  return sums;
 }
 #else
 LS_INLINE V dot_bytes(V sums, V u, V s) {  // vpmaddubsw would saturate
