@@ -45,7 +45,9 @@ def global_symbols(object_file: Path) -> list[str]:
         check=True,
     )
     # A line is: name, type letter, address, size; a demangled name may hold spaces.
-    return [line.rsplit(maxsplit=3)[0] for line in listed.stdout.splitlines() if line.strip()]
+    names = [line.rsplit(maxsplit=3)[0] for line in listed.stdout.splitlines() if line.strip()]
+    # A pointer to the runtime's exception handler, not code of ours.
+    return [name for name in names if not name.startswith("DW.ref.")]
 
 
 if __name__ == "__main__":

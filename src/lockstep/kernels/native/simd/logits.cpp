@@ -185,7 +185,8 @@ void sort_largest(const float* x, int32_t* ids, float* maxima, int64_t vocab, in
       const float* p = x + i * kStride;
       maxima[i] = max_lanes(max(max(load(p), load(p + kLanes)), max(load(p + 2 * kLanes), load(p + 3 * kLanes))));
     }
-    std::nth_element(maxima, maxima + wanted - 1, maxima + whole, std::greater<float>());
+    // A lambda, not std::greater: its type is this variant's own, so the instantiation cannot be shared.
+    std::nth_element(maxima, maxima + wanted - 1, maxima + whole, [](float a, float b) { return a > b; });
     limit = maxima[wanted - 1];
   }
   const V at_least = set1(limit);
