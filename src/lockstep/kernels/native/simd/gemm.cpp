@@ -18,7 +18,7 @@ constexpr int64_t kFewRows = 64;        // up to here weights are streamed, not 
 constexpr int64_t kRowsTogether = 96;   // rows that share a chunk of a panel too long for the cache
 constexpr int64_t kRowBytesInCache = 384 * 1024;
 constexpr int64_t kPanelBytesInCache = 256 * 1024;
-constexpr int64_t kChunkBytes = 16 * 1024;  // of a panel, so that it stays in L1 for the tiles of a few rows
+constexpr int64_t kChunkBytes = 8 * 1024;  // of a panel, so that it stays in L1 for the tiles of a few rows
 constexpr int64_t kPreparedByEach = 16 * 1024;  // elements that each thread prepares for itself
 
 enum Epilogue : int { kStore = 0, kAccumulate = 1, kResidual = 2, kSiluMul = 3 };
@@ -46,7 +46,7 @@ struct Product {
   int64_t columns;  // of the packed weight
   int64_t steps, segment_steps, step_bytes, panel_bytes;
   int64_t row_stride;  // of a prepared row, bytes
-  bool prepares;
+  bool prepares, prefetches;
   int64_t rows_together, chunk_steps;
 
   int pair() const { return dtype == kBf16 ? 2 : 1; }
@@ -176,13 +176,23 @@ void add_pieces(const Product& p, const char* a, int64_t a_stride, int rows, con
   }
 }
 
+// Asks for part `i` of `parts` of the chunk that comes next, so that memory is read while tiles compute.
+LS_INLINE void prefetch_part(const char* next, int64_t bytes, int64_t i, int64_t parts) {
+  for (int64_t at = bytes * i / parts / 64 * 64; at < bytes * (i + 1) / parts; at += 64) __builtin_prefetch(next + at, 0, 2);
+}
+
 // sums (rows x 64) += rows * the strip, over steps [begin, end).
 void multiply(const Product& p, const Rows& rows, int64_t first_row, int64_t num_rows, const Strip& strip,
               int64_t begin, int64_t end, float* sums) {
   const char* a = rows.data + first_row * rows.stride;
+  const int64_t packed_step = p.format.is_float() ? p.step_bytes : p.quant.record_bytes;
+  const int64_t tiles = (num_rows + kRows - 1) / kRows, ahead = p.prefetches ? (end - begin) * packed_step : 0;
+  const char* next = strip.panel + end * packed_step;
+  int64_t tile = 0;
   if (p.format.is_float()) {
     const float* b = reinterpret_cast<const float*>(strip.panel) + begin * kPanel + strip.first_vector * kLanes;
     each_tile(num_rows, [&](int64_t row, int height) {
+      prefetch_part(next, ahead, tile++, tiles);
       float_tile(p.dtype == kBf16, height, strip.vectors)(a + row * rows.stride + begin * 4, rows.stride, b,
                                                           end - begin, sums + row * kPanel);
     });
@@ -192,6 +202,7 @@ void multiply(const Product& p, const Rows& rows, int64_t first_row, int64_t num
                                         : unpack_strip(p, strip.panel, begin, end);
   const int64_t first_column = strip.first_vector * kLanes;
   each_tile(num_rows, [&](int64_t row, int height) {
+    prefetch_part(next, ahead, tile++, tiles);
     const char* at = a + row * rows.stride;
     float* to = sums + row * kPanel;
     if (p.format.int_activations) {
@@ -320,6 +331,7 @@ void plan(Product& p) {
     p.rows_together = p.m;
     const bool streams = p.m <= kRows && (is_float || (p.format.values == Values::kU8 && p.format.int_activations));
     p.chunk_steps = streams ? p.steps : std::max<int64_t>(1, kChunkBytes / p.step_bytes);
+    p.prefetches = !streams;
   } else {
     p.rows_together = fits ? kRows : kRowsTogether;
     p.chunk_steps = std::max<int64_t>(1, kPanelBytesInCache / p.step_bytes);
@@ -335,7 +347,7 @@ void gemm(void* y, int y_dtype, int64_t ldy, const void* x, int dtype, int64_t l
   const QuantLayout quant(decoded, k);
   Product p{y, y_dtype, ldy, static_cast<const char*>(x), dtype, ldx * (dtype == kBf16 ? 2 : 4), norm_weight, eps,
             static_cast<const char*>(packed), decoded, bias, residual, ld_residual, m, n, k, segments, epilogue,
-            quant, QuantRows(quant.blocks, quant.pieces), 0, 0, 0, 0, 0, 0, false, 0, 0};
+            quant, QuantRows(quant.blocks, quant.pieces), 0, 0, 0, 0, 0, 0, false, false, 0, 0};
   if (m == 0 || n == 0) return;
   plan(p);
   const bool each_prepares = m * k <= kPreparedByEach;
