@@ -10,97 +10,100 @@ namespace LOCKSTEP_ISA {
 namespace {
 
 constexpr int kWords = 16;  // four-byte words of a block, for each column
-const float kZeros[kRows * kPanel] = {};
 
 enum class Terms { kChannel, kScales, kMinimums, kZeroPoints };
 
-// Adds one piece: from integer sums to `to`, or, for the last piece of a block, to the row's sums.
-template <Terms kTerms, bool kIsLast, int MR, int NV>
-LS_INLINE void add_piece(V (&acc)[MR][NV], const float* scales, const float* shifts, const char* sums_of_rows,
-                         const char* row_scales, int64_t stride, const float* from, float* to) {
-  V row_scale[MR], row_sum[MR];
-#pragma GCC unroll 6
-  for (int r = 0; r < MR; ++r) {
-    float one;
-    if (kIsLast) {
-      std::memcpy(&one, row_scales + r * stride, 4);
-      row_scale[r] = set1(one);
-    }
-    if (kTerms >= Terms::kMinimums) {
-      std::memcpy(&one, sums_of_rows + r * stride, 4);
-      row_sum[r] = set1(one);
-    }
-  }
-#pragma GCC unroll 4
-  for (int v = 0; v < NV; ++v) {
-    const V scale = kTerms == Terms::kChannel ? zero() : load(scales + v * kLanes);
-    const V shift = kTerms >= Terms::kMinimums ? load(shifts + v * kLanes) : zero();
-#pragma GCC unroll 6
-    for (int r = 0; r < MR; ++r) {
-      V value = to_float(acc[r][v]);
-      if (kTerms == Terms::kZeroPoints) value = fma(shift, row_sum[r], value);  // whole numbers below 2^24: exact
-      if (kTerms != Terms::kChannel) value = fma(scale, value, load(from + r * kPanel + v * kLanes));
-      if (kTerms == Terms::kMinimums) value = fma(shift, row_sum[r], value);
-      float* at = to + r * kPanel + v * kLanes;
-      store(at, kIsLast ? fma(row_scale[r], value, load(at)) : value);
-    }
-  }
+// Vectors of columns whose integer sums, and block sums beside them where blocks have scales, fit into registers.
+template <Terms kTerms, int MR, int kVectors>
+constexpr int vectors_at_once() {
+  const int fit = kTerms == Terms::kChannel || MR <= 3 ? 4 : 2;
+  return std::min({kVectors, kColumnVectors, fit});
+}
+
+LS_INLINE float float_at(const char* p) {
+  float value;
+  std::memcpy(&value, p, 4);
+  return value;
+}
+LS_INLINE V broadcast_word(const char* p) {
+  uint32_t word;
+  std::memcpy(&word, p, 4);
+  return set1_bits(word);
 }
 
 template <Terms kTerms, int MR, int NV>
 __attribute__((noinline)) void multiply(const QuantTileArguments& t, int first_vector) {
-  const int64_t stride = t.layout->stride;
-  const int pieces = t.pieces, words = kWords / pieces;
+  constexpr bool kHasScales = kTerms != Terms::kChannel, kHasShifts = kTerms >= Terms::kMinimums;
+  const int64_t stride = t.layout->stride, blocks = t.blocks, value_stride = t.weight.value_stride;
+  const int pieces = kHasScales ? t.pieces : 1, words = kWords / pieces;
   const char *q = t.rows + t.block * kBlock, *values = t.weight.values + first_vector * kLanes * 4;
   const char* row_scales = t.rows + t.layout->scales_at + t.block * 4;
   const char* starts = t.rows + t.layout->starts_at + t.block * pieces * 4;
   const char* row_sums = t.rows + t.layout->sums_at + t.block * pieces * 4;
-  const float *scales = t.weight.scales, *shifts = t.weight.shifts;
-  if (kTerms != Terms::kChannel) scales += first_vector * kLanes;
-  if (kTerms >= Terms::kMinimums) shifts += first_vector * kLanes;
+  const float* scales = kHasScales ? t.weight.scales + first_vector * kLanes : nullptr;
+  const float* shifts = kHasShifts ? t.weight.shifts + first_vector * kLanes : nullptr;
   float* sums = t.sums + first_vector * kLanes;
-  alignas(64) float partial[MR * kPanel];
-  for (int64_t block = 0; block < t.blocks; ++block, q += kBlock, values += t.weight.value_stride, row_scales += 4) {
+  for (int64_t block = 0; block < blocks; ++block, values += value_stride) {
+    asm volatile("" ::: "memory");  // keeps gcc from a second copy of all sums on the stack, written at every block
+    V total[MR][NV];
+#pragma GCC unroll 6
+    for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) total[r][v] = zero();
+    }
+    const char* b = values;
     for (int piece = 0; piece < pieces; ++piece) {
       V acc[MR][NV];
 #pragma GCC unroll 6
       for (int r = 0; r < MR; ++r) {
-        uint32_t start;
-        std::memcpy(&start, starts + r * stride, 4);
+        const V start = broadcast_word(starts + r * stride);
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) acc[r][v] = set1_bits(start);
+        for (int v = 0; v < NV; ++v) acc[r][v] = start;
       }
-      const char *at = q + piece * words * 4, *b = values + piece * words * kPanel * 4;
-      for (int w = 0; w < words; ++w) {
+      for (int w = 0; w < words; ++w, q += 4, b += kPanel * 4) {
         V bv[NV];
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) bv[v] = load_words(b + (w * kPanel + v * kLanes) * 4);
+        for (int v = 0; v < NV; ++v) bv[v] = load_words(b + v * kLanes * 4);
 #pragma GCC unroll 6
         for (int r = 0; r < MR; ++r) {
-          uint32_t word;
-          std::memcpy(&word, at + r * stride + w * 4, 4);
-          const V av = set1_bits(word);
+          const V word = broadcast_word(q + r * stride);
 #pragma GCC unroll 4
-          for (int v = 0; v < NV; ++v) acc[r][v] = dot_bytes(acc[r][v], bv[v], av);
+          for (int v = 0; v < NV; ++v) acc[r][v] = dot_bytes(acc[r][v], bv[v], word);
         }
       }
-      const float* from = piece == 0 ? kZeros : partial;
-      if (piece + 1 < pieces) {
-        add_piece<kTerms, false, MR, NV>(acc, scales, shifts, row_sums, row_scales, stride, from, partial);
-      } else {
-        add_piece<kTerms, true, MR, NV>(acc, scales, shifts, row_sums, row_scales, stride, from, sums);
+#pragma GCC unroll 6
+      for (int r = 0; r < MR; ++r) {
+        const V row_sum = kHasShifts ? set1(float_at(row_sums + r * stride)) : zero();
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) {
+          V value = to_float(acc[r][v]);
+          const V shift = kHasShifts ? load(shifts + v * kLanes) : zero();
+          if (kTerms == Terms::kZeroPoints) value = fma(shift, row_sum, value);  // whole numbers below 2^24: exact
+          total[r][v] = kHasScales ? fma(load(scales + v * kLanes), value, total[r][v]) : value;
+          if (kTerms == Terms::kMinimums) total[r][v] = fma(shift, row_sum, total[r][v]);
+        }
       }
       starts += 4;
       row_sums += 4;
-      if (kTerms != Terms::kChannel) scales += kPanel;
-      if (kTerms >= Terms::kMinimums) shifts += kPanel;
+      if (kHasScales) scales += kPanel;
+      if (kHasShifts) shifts += kPanel;
     }
+#pragma GCC unroll 6
+    for (int r = 0; r < MR; ++r) {
+      const V row_scale = set1(float_at(row_scales + r * stride));
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) {
+        float* sum = sums + r * kPanel + v * kLanes;
+        store(sum, fma(row_scale, total[r][v], load(sum)));
+      }
+    }
+    row_scales += 4;
   }
 }
 
 template <Terms kTerms, int MR, int kVectors>
 void tile_with(const QuantTileArguments& t) {
-  constexpr int NV = std::min(kVectors, kColumnVectors);
+  constexpr int NV = vectors_at_once<kTerms, MR, kVectors>();
   for (int v = 0; v < kVectors; v += NV) multiply<kTerms, MR, NV>(t, v);
 }
 
