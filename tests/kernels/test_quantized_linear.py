@@ -40,6 +40,20 @@ def test_native_is_the_reference(isa, dtype, normal, assert_close, name, segment
             assert_close(y, want, scale=4)
 
 
+@pytest.mark.parametrize("name", ["int8", "int4", "q4_0", "int4-g128"])
+def test_rows_of_any_length(dtype, normal, name):
+    """Prepared rows are laid out by their length, and those that share cache sets further apart."""
+    for k in range(64, 2240, 64):
+        x, weight = normal(7, k, dtype=dtype), quantize_rtn(normal(32, k), parse_scheme(name))
+        packs = PackCache()
+        with torch.no_grad():
+            alone = torch.cat([linear(x[i : i + 1], weight, packs=packs) for i in range(7)])
+            with kernels.use_reference():
+                want = linear(x, weight, packs=PackCache())
+            assert torch.equal(alone, want), k
+            assert torch.equal(linear(x, weight, packs=packs), want), k
+
+
 @pytest.mark.parametrize("name", ["int8", "int4", "int4-a16", "q6_k", "fp8"])
 def test_a_row_never_depends_on_the_others(dtype, normal, name):
     k, n = 768, 200

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lockstep.core.model_config import ModelConfig
 from lockstep.models.attention import PackedAttention
-from lockstep.models.layers import Linear, RotaryTable
+from lockstep.models.layers import Linear, RotaryTable, take_over
 from lockstep.models.llama import Layer
 from lockstep.models.loading import Checkpoint
 
@@ -107,19 +107,20 @@ def projection(layer: Layer, name: str) -> Linear:
 
 
 class _ObservedLinear(Linear):
-    """A projection that tells what enters it. A class of its own, so that no fused path passes it
-    by.
-    """
+    """A projection that tells what enters it; as an adapted one it is fused with no other."""
 
     def __init__(self, base: Linear, name: str, observe: Observe) -> None:
         nn.Module.__init__(self)
-        self.weight, self.bias = base.weight, base.bias
-        self.segments, self.packs = base.segments, base.packs
+        take_over(self, base)
         self._name, self._observe = name, observe
 
-    def forward(self, x_TK: Tensor) -> Tensor:
+    @property
+    def is_adapted(self) -> bool:
+        return True
+
+    def adapt(self, x_TK: Tensor, y_TN: Tensor) -> Tensor:
         self._observe(self._name, x_TK)
-        return super().forward(x_TK)
+        return y_TN
 
 
 @contextmanager

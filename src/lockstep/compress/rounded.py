@@ -1,22 +1,18 @@
-"""A layer with its weights rounded, computing what the quantised kernels will.
+"""What rounding does to activations, as numbers, and to a layer, as the layer that will be served.
 
-Weights are given as floats, activations rounded per token and block as `lockstep.kernels.linear`
-specifies. The sums are plain fp32 products, so results agree with the kernels' closely, not to the
-bit; what calibration and gate ask is how far the rounding leads, not its last bit.
-
-Legend: T tokens, K inputs, N outputs, B blocks.
+Legend: T tokens, K inputs, B blocks, I inputs a block.
 """
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from lockstep.compress.layer_stream import projection
 from lockstep.core.quantization import ACTIVATION_BLOCK
 from lockstep.kernels.linear.formats import QuantizedWeight
-from lockstep.models.layers import Linear
+from lockstep.models.layers import set_weight
 from lockstep.models.llama import Layer
 
 
@@ -35,18 +31,8 @@ def round_activations(x_TK: Tensor) -> Tensor:
 
 
 def round_layer(layer: Layer, weights: dict[str, QuantizedWeight]) -> None:
-    """Replace projections of the layer, by name, with their rounded selves."""
+    """Give projections of the layer, by name, their rounded weights: from here on it computes as
+    the served model will, by the same kernels.
+    """
     for name, weight in weights.items():
-        layer.set_submodule(name, _RoundedLinear(projection(layer, name), weight))
-
-
-class _RoundedLinear(Linear):
-    def __init__(self, base: Linear, weight: QuantizedWeight) -> None:
-        nn.Module.__init__(self)
-        self.weight = nn.Parameter(weight.dequantize(), requires_grad=False)
-        self.bias, self.segments, self.packs = base.bias, base.segments, base.packs
-        self._rounds_activations = weight.scheme.activation_bits == 8
-
-    def forward(self, x_TK: Tensor) -> Tensor:
-        x = round_activations(x_TK) if self._rounds_activations else x_TK.float()
-        return F.linear(x, self.weight, self.bias).to(x_TK.dtype)
+        set_weight(projection(layer, name), weight)

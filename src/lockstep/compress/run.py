@@ -36,7 +36,7 @@ from lockstep.compress.rounded import round_layer
 from lockstep.compress.statistics import collect
 from lockstep.compress.texts import Texts, load_texts
 from lockstep.compress.writers import WeightWriter
-from lockstep.core.errors import CapacityError, ConfigError
+from lockstep.core.errors import CapacityError, CheckpointError, ConfigError
 from lockstep.core.files import replacing_folder
 from lockstep.core.progress import Progress
 from lockstep.core.quantization import WeightScheme, parse_scheme
@@ -70,6 +70,11 @@ def quantize(config: QuantizeConfig, *, quiet: bool = False) -> Outcome:
     """Compress a model into `config.out`, which must not exist or be empty."""
     check_out(config.out)
     checkpoint = open_checkpoint(resolve_model(config.model))
+    if checkpoint.is_quantized:
+        raise CheckpointError(
+            f"the weights of {config.model} are quantised already, and rounding them again would "
+            "add to their error; start from the float checkpoint they were made of"
+        )
     texts = load_texts(config.data, checkpoint.tokenizer(), quiet=quiet)
     started = time.monotonic()
     with _full_disk_named(config.out), replacing_folder(config.out) as folder:

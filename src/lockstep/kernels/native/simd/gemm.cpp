@@ -324,11 +324,9 @@ void plan(Product& p) {
     p.panel_bytes = p.quant.panel_bytes;
   }
   const int64_t padded = is_float ? p.steps * p.pair() : p.steps * kBlock;
-  // Rows a multiple of 2 KiB apart would share a few sets of the cache.
-  const bool collides = p.m > kRows && p.x_stride % 2048 == 0;
+  const bool collides = p.m > kRows && p.x_stride != apart(p.x_stride);
   p.prepares = p.norm_weight || p.format.int_activations || padded != p.k || collides;
-  p.row_stride = p.format.int_activations ? p.quant_rows.stride : (padded * p.element() + 63) / 64 * 64;
-  if (p.row_stride % 2048 == 0) p.row_stride += 64;
+  p.row_stride = p.format.int_activations ? p.quant_rows.stride : apart((padded * p.element() + 63) / 64 * 64);
   const bool fits = p.steps * p.step_bytes <= kPanelBytesInCache;
   if (p.m <= kFewRows) {
     p.rows_together = p.m;

@@ -65,6 +65,9 @@ struct QuantLayout {
 using FloatTile = void (*)(const char* a, int64_t a_stride, const float* b, int64_t steps, float* sums);
 FloatTile float_tile(bool is_bf16, int rows, int vectors);
 
+// Rows a multiple of 2 KiB apart share a few sets of the cache.
+constexpr int64_t apart(int64_t stride) { return stride % 2048 == 0 ? stride + 64 : stride; }
+
 // A quantised row: 64 bytes a block, then a scale a block, then for each piece what its accumulators start from
 // (-offset * sum) and the sum of its values, as a float.
 struct QuantRows {
@@ -73,7 +76,7 @@ struct QuantRows {
       : scales_at(blocks * kBlock),
         starts_at(scales_at + blocks * 4),
         sums_at(starts_at + blocks * pieces * 4),
-        stride((sums_at + blocks * pieces * 4 + 63) / 64 * 64) {}
+        stride(apart((sums_at + blocks * pieces * 4 + 63) / 64 * 64)) {}
 };
 
 // Blocks of a panel ready for tiles: bytes (or floats, for float activations) and fp32 scales.
