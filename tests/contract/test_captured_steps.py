@@ -11,9 +11,12 @@ import pytest
 import torch
 
 from lockstep import kernels
+from lockstep.core.quantization import parse_scheme
 from lockstep.core.sampling import SamplingParams
 from lockstep.engine import AsyncEngine, EngineConfig, Request
 from lockstep.kernels.capture import Program
+from lockstep.kernels.linear import quantize_rtn
+from lockstep.models.layers import set_weight
 
 NAN_BYTE = 0xFF
 
@@ -26,10 +29,10 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     def watch(engine) -> None:
         replay = Program.replay
 
-        def poison_first(program: Program) -> None:
+        def poison_first(program: Program, sizes: tuple[int, ...] = ()) -> None:
             engine._runner.programs.arena.fill_free(NAN_BYTE)
             replays.append(program.num_calls)
-            replay(program)
+            replay(program, sizes)
 
         monkeypatch.setattr(Program, "replay", poison_first)
 
@@ -46,7 +49,7 @@ def test_captured_and_eager_answers_agree(
     eager = [bits_of(c) for c in engine_of(model, capture="off", **sizes).run(requests)]
     engine = engine_of(model, **sizes)
     poisoned(engine)
-    for _ in range(3):  # eager, recorded, replayed
+    for _ in range(3):
         engine.weights_updated(0)  # empties the prefix cache, so that shapes come again
         assert [bits_of(c) for c in engine.run(requests)] == eager
     assert engine._runner.programs.refusals == frozenset()
@@ -73,7 +76,7 @@ def test_more_rows_than_logits_are_held_at_once(shared_model, engine_of, bits_of
     assert poisoned.replays
 
 
-@pytest.mark.parametrize("how", ["in place", "replaced data", "replaced parameter"])
+@pytest.mark.parametrize("how", ["in place", "replaced data", "replaced parameter", "quantised"])
 def test_new_weights_are_seen_without_being_told(how, fresh_model, engine_of, requests_of, bits_of):
     model, requests = fresh_model("llama", "bf16"), requests_of(4, seed=2)
     engine = engine_of(model, enable_prefix_cache=False)
@@ -86,6 +89,8 @@ def test_new_weights_are_seen_without_being_told(how, fresh_model, engine_of, re
             layer.weight.mul_(1.5)
         elif how == "replaced data":
             layer.weight.data = layer.weight.data * 1.5
+        elif how == "quantised":
+            set_weight(layer, quantize_rtn(layer.weight, parse_scheme("int8")))
         else:
             layer.weight = torch.nn.Parameter(layer.weight * 1.5)
     after = [bits_of(c) for c in engine.run(requests)]

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from lockstep import kernels
-from lockstep.kernels.capture import Arena, CaptureError, Program, record
+from lockstep.kernels.arena import Arena, CaptureError
+from lockstep.kernels.capture import Program, UnpreparedError, record
 from lockstep.kernels.linear import PackCache, linear
 from lockstep.kernels.rms_norm import rms_norm
 from lockstep.kernels.sampling import sample
@@ -123,7 +124,7 @@ def test_other_deeds_are_refused_by_name(normal, arena, deed, named):
 @torch.no_grad()
 def test_packing_within_a_step_is_refused(normal, arena):
     x, weight = normal(4, 48), normal(96, 48)
-    with pytest.raises(CaptureError, match="packed"):
+    with pytest.raises(UnpreparedError, match="packed"):
         record(lambda: linear(x, weight, packs=PackCache()), arena)
 
 
@@ -224,3 +225,54 @@ def test_a_parameter_in_another_dtype_is_a_constant(normal, arena):
     x.mul_(3)
     program.replay()
     assert torch.equal(out, rms_norm(x, w, 1e-5))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("count", [1, 2, 17, 40])
+def test_one_program_serves_all_sizes(normal, dtype, arena, count):
+    steps = Steps(normal, dtype, rows=40)
+    whole = steps.x
+
+    def step(t: int) -> torch.Tensor:
+        steps.x = whole[:t]
+        return steps()
+
+    step(3)
+    program, out = record(step, arena, (1,), (40,))
+    for t in (count, 40, count):
+        arena.fill_free(NAN_BYTE)
+        program.replay((t,))
+        assert torch.equal(out[:t], step(t))
+
+
+@torch.no_grad()
+def test_sizes_of_several_inputs_vary_alone(normal, arena):
+    x, z, w = normal(30, 48), normal(9, 48), torch.ones(48)
+
+    def step(a: int, b: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return rms_norm(x[:a], w, 1e-5), rms_norm(z[:b], w, 1e-5)
+
+    program, outputs = record(step, arena, (1, 1), (30, 9))
+    for sizes in ((30, 9), (1, 1), (7, 9), (30, 2)):
+        program.replay(sizes)
+        for out, eager, size in zip(outputs, step(*sizes), sizes, strict=True):
+            assert torch.equal(out[:size], eager)
+    with pytest.raises(AssertionError, match=r"sizes from \(1, 1\) to \(30, 9\), not \(31, 9\)"):
+        program.replay((31, 9))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (lambda x, w, t: rms_norm(x[: t * t], w, 1e-5), "not linear in its sizes"),
+        (
+            lambda x, w, t: rms_norm(x[:t], w, 1e-5) if t < 3 else silu_mul(x[:t], x[:t]),
+            "depends on its sizes",
+        ),
+    ],
+)
+def test_what_sizes_change_beyond_numbers_is_refused(normal, arena, step, said):
+    x, w = normal(40, 48), torch.ones(48)
+    with pytest.raises(CaptureError, match=said):
+        record(lambda t: step(x, w, t), arena, (1,), (6,))

@@ -25,6 +25,9 @@ Offset = Literal["symmetric", "zero_point", "minimum"]
 
 _OUTER_TENSORS = ("model.embed_tokens.weight", "lm_head.weight")
 
+KVCacheDtype = Literal["auto", "fp32", "bf16", "int8", "fp8"]
+"""How keys and values are kept; auto: in what the model computes in."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WeightScheme:

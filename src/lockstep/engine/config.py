@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from lockstep.core.errors import ConfigError
 from lockstep.core.model_config import ModelConfig
+from lockstep.core.quantization import KVCacheDtype
 from lockstep.engine.step_inputs import StepLimits
-from lockstep.models.attention import KVCache
+from lockstep.kernels.attention import KVFormat
+from lockstep.models.attention import KVCache, kv_format_for
+from lockstep.models.llama import Llama
 from lockstep.schedule import BLOCK_SIZE, SchedulerConfig
 
 DEFAULT_KV_CACHE_BYTES = 1 << 30
@@ -37,9 +38,14 @@ class EngineConfig:
     """The same in bytes; default: 1 GiB, or what one sequence of max_model_len tokens needs."""
     enable_prefix_cache: bool = True
     """Share the KV blocks of prompts that begin with the same tokens."""
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """How keys and values are kept. auto: as the model has it, else as it computes. int8 and fp8
+    (e4m3), with a scale for each token and head, take half of bf16's memory and change answers a
+    little.
+    """
     capture: Literal["auto", "off"] = "auto"
-    """auto: record a step of each shape and replay it in one native call; off: call kernel by
-    kernel, for comparison.
+    """auto: record steps and replay each in one native call; off: call kernel by kernel, for
+    comparison.
     """
 
     def __post_init__(self) -> None:
@@ -49,6 +55,11 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         if self.kv_cache_tokens is not None and self.kv_cache_bytes is not None:
             raise ConfigError("kv_cache_tokens and kv_cache_bytes exclude each other; give one")
+
+    def kv_format(self, model: Llama) -> KVFormat:
+        """Raises ConfigError where it is wider than what the model computes in."""
+        chosen = model.kv_format if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+        return kv_format_for(model.compute_dtype, chosen)
 
     def model_len(self, model: ModelConfig) -> int:
         """Longest sequence in tokens. Raises ConfigError if the model was not made for it."""
@@ -68,9 +79,9 @@ class EngineConfig:
             max_blocks=-(-self.model_len(model) // BLOCK_SIZE),
         )
 
-    def scheduler_config(self, model: ModelConfig, dtype: torch.dtype) -> SchedulerConfig:
+    def scheduler_config(self, model: Llama) -> SchedulerConfig:
         return SchedulerConfig(
-            num_blocks=self._num_blocks(model, dtype),
+            num_blocks=self._num_blocks(model),
             block_size=BLOCK_SIZE,
             max_num_seqs=self.max_num_seqs,
             max_batch_tokens=self.max_batch_tokens,
@@ -78,12 +89,14 @@ class EngineConfig:
             enable_prefix_cache=self.enable_prefix_cache,
         )
 
-    def _num_blocks(self, model: ModelConfig, dtype: torch.dtype) -> int:
+    def _num_blocks(self, model: Llama) -> int:
         if self.kv_cache_tokens is not None:
             return -(-self.kv_cache_tokens // BLOCK_SIZE)
-        block_bytes = KVCache.bytes_per_block(model, dtype)
+        block_bytes = KVCache.bytes_per_block(
+            model.config, model.compute_dtype, format=self.kv_format(model)
+        )
         if self.kv_cache_bytes is None:
-            one_sequence = -(-self.model_len(model) // BLOCK_SIZE)
+            one_sequence = -(-self.model_len(model.config) // BLOCK_SIZE)
             return max(DEFAULT_KV_CACHE_BYTES // block_bytes, one_sequence)
         if self.kv_cache_bytes < block_bytes:
             raise ConfigError(

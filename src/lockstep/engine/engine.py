@@ -13,8 +13,6 @@ from itertools import count
 from math import isnan
 from time import perf_counter
 
-from torch import Tensor
-
 from lockstep import kernels
 from lockstep.core.completer import Prompt
 from lockstep.core.errors import RequestError
@@ -23,13 +21,13 @@ from lockstep.core.sampling import SamplingParams
 from lockstep.engine.active import ActiveRequest, ActiveSample
 from lockstep.engine.collector import CompletionCollector
 from lockstep.engine.config import EngineConfig
-from lockstep.engine.prompt_logprobs import describe_prompts
+from lockstep.engine.prompt_logprobs import PromptLogprobs, describe_prompts
 from lockstep.engine.request import Request, RequestLimits
 from lockstep.engine.runner import ModelRunner
 from lockstep.engine.sampler import draw_tokens, drawn_tokens
 from lockstep.engine.stats import EngineCounters, EngineStats
 from lockstep.models.llama import Llama
-from lockstep.schedule import Scheduler, SequenceSpec, Step
+from lockstep.schedule import Chunk, Scheduler, SequenceSpec, Step
 from lockstep.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("lockstep.engine")
@@ -43,7 +41,7 @@ class Engine:
     ) -> None:
         """Without a tokenizer, prompts are token ids and texts are empty."""
         config = config or EngineConfig()
-        schedule = config.scheduler_config(model.config, model.compute_dtype)
+        schedule = config.scheduler_config(model)
         self.tokenizer = tokenizer
         self.limits = RequestLimits(
             vocab_size=model.config.vocab_size,
@@ -58,6 +56,7 @@ class Engine:
             num_blocks=schedule.num_blocks,
             limits=config.step_limits(model.config),
             capture=config.capture,
+            kv_format=config.kv_format(model),
         )
         self._counters = EngineCounters()
         self._requests: dict[str, ActiveRequest] = {}
@@ -140,10 +139,16 @@ class Engine:
             return aborted
         samples = [self._samples[chunk.seq_id] for chunk in step.chunks if chunk.samples]
         special = [row for row, sample in enumerate(samples) if sample.wants_logits]
+        described = self._described_prompts(step)
         outputs = self._runner.run(
-            step, [sample.row_sampling for sample in samples], keeps_logits=bool(special)
+            step,
+            [sample.row_sampling for sample in samples],
+            keeps_logits=bool(special),
+            keeps_hidden=bool(described),
         )
-        self._describe_prompts(step, outputs.hidden_TD)
+        if described:
+            assert outputs.hidden_TD is not None
+            describe_prompts(self._runner, outputs.hidden_TD, described)
         tokens = drawn_tokens(outputs)
         if special:
             draws = [samples[row].draw() for row in special]
@@ -241,9 +246,10 @@ class Engine:
                 if sample.index == 0:
                     sample.request.num_cached_tokens = admission.num_cached_tokens
 
-    def _describe_prompts(self, step: Step, hidden_TD: Tensor) -> None:
+    def _described_prompts(self, step: Step) -> list[tuple[PromptLogprobs, Chunk, int]]:
+        """Whose prompt logprobs a step computes, by which chunk, from which packed token on."""
         if not self._num_describing:
-            return
+            return []
         wanted, offset = [], 0
         for chunk in step.chunks:
             sample = self._samples[chunk.seq_id]
@@ -251,7 +257,7 @@ class Engine:
             if sample.index == 0 and prompt_logprobs and prompt_logprobs.targets(chunk):
                 wanted.append((prompt_logprobs, chunk, offset))
             offset += chunk.num_tokens
-        describe_prompts(self._runner, hidden_TD, wanted)
+        return wanted
 
     def _grow(
         self, samples: Sequence[ActiveSample], tokens: Sequence[TokenLogprob]

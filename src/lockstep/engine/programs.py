@@ -1,44 +1,55 @@
-"""Captured steps by shape: recorded when a shape comes again, replayed from then on.
+"""Captured steps by family: recorded when a step of a family first comes, replayed from then on.
 
-The first step of a shape runs eagerly, which also packs weights and grows tables; the second is
-recorded; later ones are one native call. Shapes not seen for longest are dropped. A step that
-cannot be captured runs eagerly for good, and the reason is logged once.
+Recording computes nothing and takes some 50 ms; then every size of the family is one native call.
+Weights must be packed before, so the first step of a new model, or after its weights have changed,
+runs eagerly. A family that cannot be captured runs eagerly for good, and the reason is logged once.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from lockstep.kernels.capture import Arena, CaptureError, Program, record
+from lockstep.engine.step_inputs import StepLimits, StepShape
+from lockstep.engine.step_shapes import StepFamily
+from lockstep.kernels.arena import Arena, CaptureError
+from lockstep.kernels.capture import Program, UnpreparedError, record
 
 logger = logging.getLogger("lockstep.engine")
 
 ARENA_BYTES = 1 << 30
 """Address space for the intermediate results of a step; memory is taken as it is used."""
-MAX_PROGRAMS = 256
-MAX_SHAPES = 4096
-"""Shapes remembered as seen once, or as not capturable."""
+MAX_PROGRAMS = 64
+MAX_NARROWED = 1024
+"""Shapes whose outputs are kept as views of their program's."""
 
-Shape = TypeVar("Shape", bound=Hashable)
 Outputs = TypeVar("Outputs")
 
 
-class StepPrograms(Generic[Shape, Outputs]):
-    """Programs for one function of a shape; its outputs hold until it runs again."""
+class StepPrograms(Generic[Outputs]):
+    """Programs for one function of a shape; its outputs hold until it runs again.
+
+    `narrow(outputs, shape)` gives the outputs of a shape as views of its family's largest.
+    """
 
     def __init__(
-        self, compute: Callable[[Shape], Outputs], *, max_programs: int = MAX_PROGRAMS
+        self,
+        compute: Callable[[StepShape], Outputs],
+        narrow: Callable[[Outputs, StepShape], Outputs],
+        limits: StepLimits,
+        *,
+        max_programs: int = MAX_PROGRAMS,
     ) -> None:
         self.arena: Arena | None = None
         """Made for the first program."""
-        self._compute = compute
+        self._compute, self._narrow, self._limits = compute, narrow, limits
         self._max_programs = max_programs
-        self._programs: OrderedDict[Shape, tuple[Program, Outputs]] = OrderedDict()
-        self._seen: OrderedDict[Shape, bool] = OrderedDict()  # value: whether it can be captured
-        self._reasons: set[str] = set()
+        self._programs: OrderedDict[StepFamily, tuple[Program, Outputs]] = OrderedDict()
+        self._ready: OrderedDict[StepShape, tuple[Program, Outputs]] = OrderedDict()
+        self._refused: dict[StepFamily, str] = {}
+        self._unprepared: set[StepFamily] = set()
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -52,42 +63,56 @@ class StepPrograms(Generic[Shape, Outputs]):
     @property
     def refusals(self) -> frozenset[str]:
         """Why steps could not be captured."""
-        return frozenset(self._reasons)
+        return frozenset(self._refused.values())
 
-    def run(self, shape: Shape) -> Outputs:
-        entry = self._programs.get(shape)
-        if entry is not None:
-            self._programs.move_to_end(shape)
-            entry[0].replay()
-            return entry[1]
-        if self._seen.get(shape, False):
-            return self._record(shape)
-        self._remember(shape, can_capture=shape not in self._seen)
-        return self._compute(shape)
+    def run(self, shape: StepShape) -> Outputs:
+        ready = self._ready.get(shape) or self._make_ready(shape)
+        if ready is None:
+            return self._compute(shape)
+        program, outputs = ready
+        program.replay(shape.sizes)
+        return outputs
 
     def clear(self) -> None:
         """Forget everything recorded: it computes with what is no longer the model."""
-        self._programs.clear()
-        self._seen.clear()
+        for entries in (self._programs, self._ready, self._refused, self._unprepared):
+            entries.clear()
 
-    def _record(self, shape: Shape) -> Outputs:
+    def _make_ready(self, shape: StepShape) -> tuple[Program, Outputs] | None:
+        family = StepFamily.of(shape, self._limits)
+        entry = self._programs.get(family) or self._record(family)
+        if entry is None:
+            return None
+        self._programs.move_to_end(family)
+        program, outputs = entry
+        self._ready[shape] = program, self._narrow(outputs, shape)
+        if len(self._ready) > MAX_NARROWED:
+            self._ready.popitem(last=False)
+        return self._ready[shape]
+
+    def _record(self, family: StepFamily) -> tuple[Program, Outputs] | None:
+        if family in self._refused:
+            return None
         if self.arena is None:
             self.arena = Arena(ARENA_BYTES)
+        smallest, largest = family
         try:
-            program, outputs = record(lambda: self._compute(shape), self.arena)
+            entry = record(
+                lambda *sizes: self._compute(largest.with_sizes(*sizes)),
+                self.arena,
+                smallest.sizes,
+                largest.sizes,
+            )
         except CaptureError as error:
-            self._remember(shape, can_capture=False)
-            if str(error) not in self._reasons:
-                self._reasons.add(str(error))
-                logger.warning("steps like %s run eagerly: %s", shape, error)
-            return self._compute(shape)
-        self._programs[shape] = program, outputs
+            if isinstance(error, UnpreparedError) and family not in self._unprepared:
+                self._unprepared.add(family)  # once: this step packs what is missing
+                return None
+            if str(error) not in self.refusals:
+                logger.warning("steps like %s run eagerly: %s", largest, error)
+            self._refused[family] = str(error)
+            return None
+        self._programs[family] = entry
         if len(self._programs) > self._max_programs:
             self._programs.popitem(last=False)
-        return outputs
-
-    def _remember(self, shape: Shape, *, can_capture: bool) -> None:
-        self._seen[shape] = can_capture
-        self._seen.move_to_end(shape)
-        if len(self._seen) > MAX_SHAPES:
-            self._seen.popitem(last=False)
+            self._ready.clear()
+        return entry

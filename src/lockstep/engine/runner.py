@@ -18,7 +18,9 @@ from torch import Tensor
 
 from lockstep.engine.programs import StepPrograms
 from lockstep.engine.step_inputs import RowSampling, StepInputs, StepLimits, StepShape
+from lockstep.engine.step_shapes import LOGITS_ROWS, num_groups
 from lockstep.kernels import configuration, dispatch, missing_reason
+from lockstep.kernels.attention import KVFormat
 from lockstep.kernels.cross_entropy import logprobs_of
 from lockstep.kernels.embedding import embedding
 from lockstep.kernels.sampling import sample
@@ -26,9 +28,6 @@ from lockstep.models.attention import KVCache, PagedAttention
 from lockstep.models.fingerprint import ModelFingerprint
 from lockstep.models.llama import Llama
 from lockstep.schedule import Step
-
-LOGITS_ROWS = 64
-"""Rows of logits that exist at one time, unless kept: 64 x 150,000 x 4 bytes is 38 MB."""
 
 CaptureMode = Literal["auto", "off"]
 
@@ -47,7 +46,8 @@ class DrawnRows(NamedTuple):
 class StepOutputs(NamedTuple):
     """What a step computed; holds until the next step is run."""
 
-    hidden_TD: Tensor
+    hidden_TD: Tensor | None
+    """Of every token, where the step keeps them."""
     groups: tuple[DrawnRows, ...]
     """All drawn rows, in order."""
 
@@ -60,6 +60,15 @@ class StepOutputs(NamedTuple):
             within = [row - begin for row in rows if begin <= row < begin + LOGITS_ROWS]
             parts.append(group.logits_RV[torch.tensor(within, dtype=torch.int64)])
         return torch.cat(parts)
+
+    def narrowed(self, shape: StepShape) -> StepOutputs:
+        """The outputs of a smaller step, as the first rows of these."""
+        groups = [
+            DrawnRows(*(None if rows is None else rows[: shape.num_rows - begin] for rows in group))
+            for begin, group in zip(range(0, shape.num_rows, LOGITS_ROWS), self.groups, strict=True)
+        ]
+        hidden_TD = None if self.hidden_TD is None else self.hidden_TD[: shape.num_tokens]
+        return StepOutputs(hidden_TD, tuple(groups))
 
 
 class ModelRunner:
@@ -74,10 +83,11 @@ class ModelRunner:
         num_blocks: int,
         limits: StepLimits,
         capture: CaptureMode = "auto",
+        kv_format: KVFormat | None = None,
     ) -> None:
         self.model = model
-        self.cache = KVCache(model.config, num_blocks, model.compute_dtype)
-        self.programs: StepPrograms[StepShape, StepOutputs] = StepPrograms(self._compute)
+        self.cache = KVCache(model.config, num_blocks, model.compute_dtype, format=kv_format)
+        self.programs = StepPrograms(self._compute, StepOutputs.narrowed, limits)
         self._inputs = StepInputs(limits)
         self._captures = capture == "auto" and missing_reason() is None
         self._fingerprint = ModelFingerprint(model)
@@ -85,10 +95,17 @@ class ModelRunner:
 
     @torch.no_grad()
     def run(
-        self, step: Step, sampling: Sequence[RowSampling] = (), *, keeps_logits: bool = False
+        self,
+        step: Step,
+        sampling: Sequence[RowSampling] = (),
+        *,
+        keeps_logits: bool = False,
+        keeps_hidden: bool = False,
     ) -> StepOutputs:
         """Compute a step and draw a token for each chunk that samples."""
-        shape = self._inputs.write(step, sampling, keeps_logits=keeps_logits)
+        shape = self._inputs.write(
+            step, sampling, keeps_logits=keeps_logits, keeps_hidden=keeps_hidden
+        )
         self.model.rotary.reserve(self._inputs.last_end)
         if not self._captures or dispatch.is_reference_forced():
             return self._compute(shape)
@@ -109,7 +126,7 @@ class ModelRunner:
 
     def _compute(self, shape: StepShape) -> StepOutputs:
         """The step that the inputs describe. Captured: it may call kernels only."""
-        num_tokens, num_seqs, num_rows, _ = shape
+        num_tokens, num_seqs, num_rows = shape.num_tokens, shape.num_seqs, shape.num_rows
         inputs = self._inputs
         attention = PagedAttention(
             self.cache,
@@ -118,21 +135,25 @@ class ModelRunner:
             context_lens_S=inputs.context_lens_S[:num_seqs],
             max_length=self.model.rotary.num_positions,
         )
-        hidden_TD: Tensor = self.model(
-            inputs.tokens_T[:num_tokens], inputs.positions_T[:num_tokens], attention
+        rows_R = None if shape.draws_all or shape.keeps_hidden else inputs.rows_R[:num_rows]
+        hidden: Tensor = self.model(
+            inputs.tokens_T[:num_tokens],
+            inputs.positions_T[:num_tokens],
+            attention,
+            rows_R=rows_R,
         )
-        groups = tuple(
-            self._draw(hidden_TD, slice(start, min(start + LOGITS_ROWS, num_rows)), shape)
-            for start in range(0, num_rows, LOGITS_ROWS)
-        )
-        return StepOutputs(hidden_TD, groups)
+        hidden_RD = hidden
+        if shape.keeps_hidden and not shape.draws_all:
+            hidden_RD = embedding(hidden, inputs.rows_R[:num_rows], dtype=hidden.dtype)
+        groups = []
+        for number in range(num_groups(shape)):
+            begin = number * LOGITS_ROWS
+            rows = slice(begin, min(begin + LOGITS_ROWS, num_rows))
+            groups.append(self._draw(hidden_RD[rows], rows, keeps_logits=shape.keeps_logits))
+        return StepOutputs(hidden if shape.keeps_hidden else None, tuple(groups))
 
-    def _draw(self, hidden_TD: Tensor, rows: slice, shape: StepShape) -> DrawnRows:
+    def _draw(self, hidden_RD: Tensor, rows: slice, *, keeps_logits: bool) -> DrawnRows:
         inputs = self._inputs
-        if shape.num_rows == shape.num_tokens:
-            hidden_RD = hidden_TD[rows]
-        else:
-            hidden_RD = embedding(hidden_TD, inputs.rows_R[rows], dtype=hidden_TD.dtype)
         logits_RV = self.model.logits(hidden_RD)
         drawn = sample(
             logits_RV,
@@ -147,5 +168,5 @@ class ModelRunner:
             drawn.token_ids_S,
             drawn.sampling_logprobs_S,
             logprobs_of(logits_RV, drawn.token_ids_S, inputs.one_R[rows]),
-            logits_RV if shape.keeps_logits else None,
+            logits_RV if keeps_logits else None,
         )

@@ -34,8 +34,23 @@ class StepShape(NamedTuple):
     num_tokens: int
     num_seqs: int
     num_rows: int
+    draws_all: bool
+    """Every token is a sequence's only one and drawn from, as in decoding."""
     keeps_logits: bool
     """The rows' logits are wanted whole, after the step."""
+    keeps_hidden: bool
+    """The hidden states of all tokens are wanted, not only of rows that are drawn from."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """What may vary while the kernels called stay the same."""
+        if self.draws_all:
+            return (self.num_tokens,)
+        return self.num_tokens, self.num_seqs, self.num_rows
+
+    def with_sizes(self, *sizes: int) -> StepShape:
+        tokens, seqs, rows = sizes * 3 if self.draws_all else sizes
+        return self._replace(num_tokens=tokens, num_seqs=seqs, num_rows=rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +106,12 @@ class StepInputs:
         self._width = b
 
     def write(
-        self, step: Step, sampling: Sequence[RowSampling], *, keeps_logits: bool
+        self,
+        step: Step,
+        sampling: Sequence[RowSampling],
+        *,
+        keeps_logits: bool = False,
+        keeps_hidden: bool = False,
     ) -> StepShape:
         """Set the inputs to a step's; `sampling` has an entry for each chunk that samples."""
         tokens: list[int] = []
@@ -124,7 +144,14 @@ class StepInputs:
         self._rows[: len(rows)] = rows
         self._draw_positions[: len(rows)] = draw_positions
         self._write_sampling(list(sampling))
-        return StepShape(len(tokens), len(contexts), len(rows), keeps_logits)
+        return StepShape(
+            num_tokens=len(tokens),
+            num_seqs=len(contexts),
+            num_rows=len(rows),
+            draws_all=len(rows) == len(tokens),
+            keeps_logits=keeps_logits,
+            keeps_hidden=keeps_hidden,
+        )
 
     def _write_sampling(self, sampling: list[RowSampling]) -> None:
         """Mostly those of the step before, at no cost."""

@@ -29,7 +29,8 @@ ISAS = ("avx512bf16", "avx512vnni", "avx512", "avx2", "portable")
 """What a build for x86-64 has when the compiler knows it all, best first."""
 _FILE = "liblockstep_native.so"
 
-_observing = threading.Lock()
+_intercepting = threading.Lock()
+_intercepted_thread: int | None = None
 _configurations = itertools.count(1)
 _configuration = 0
 
@@ -161,27 +162,39 @@ def _bind_kernels(library: ctypes.CDLL) -> None:
 
 
 @contextmanager
-def observed_kernels(on_call: Callable[[str, list[Any], tuple[Any, ...]], None]) -> Iterator[None]:
-    """Inside the block, `on_call(name, argument types, arguments)` before each kernel call of this
-    thread; other threads' calls go by unseen, and a second thread's block waits for this one's end.
+def intercepted_kernels(
+    on_call: Callable[[str, list[Any], tuple[Any, ...]], None],
+) -> Iterator[None]:
+    """Inside the block, `on_call(name, argument types, arguments)` instead of each kernel call of
+    this thread; other threads' calls go by unseen, and a second thread's block waits for this one's
+    end.
     """
+    global _intercepted_thread
     library, thread = native(), threading.get_ident()
 
-    def observed(name: str, types: list[Any], kernel: Any) -> Callable[..., None]:
+    def intercepted(name: str, types: list[Any], kernel: Any) -> Callable[..., None]:
         def call(*args: Any) -> None:
             if threading.get_ident() == thread:
                 on_call(name, types, args)
-            kernel(*args)
+            else:
+                kernel(*args)
 
         return call
 
-    with _observing:
+    with _intercepting:
+        _intercepted_thread = thread
         for name, types in _KERNELS.items():
-            setattr(library, f"ls_{name}", observed(name, types, getattr(library, f"ls_{name}")))
+            setattr(library, f"ls_{name}", intercepted(name, types, getattr(library, f"ls_{name}")))
         try:
             yield
         finally:
             _bind_kernels(library)
+            _intercepted_thread = None
+
+
+def is_intercepted() -> bool:
+    """Whether this thread's kernel calls compute nothing, so that tensors hold anything at all."""
+    return _intercepted_thread == threading.get_ident()
 
 
 def missing_reason() -> str | None:

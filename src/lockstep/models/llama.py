@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lockstep.core.model_config import ModelConfig
+from lockstep.kernels.attention import KVFormat
 from lockstep.kernels.cross_entropy import (
     TokenStatistics,
     WeightedSum,
     token_statistics,
     weighted_logprob_sum,
 )
+from lockstep.kernels.embedding import embedding
 from lockstep.kernels.linear import PackCache, gated_linear, linear
 from lockstep.kernels.silu_mul import silu_mul
 from lockstep.models.attention import AttentionContext, HeadSpec, PackedAttention
@@ -49,11 +51,14 @@ class Attention(nn.Module):
         positions_T: Tensor,
         rotary: RotaryTable,
         attention: AttentionContext,
+        rows_R: Tensor | None = None,
     ) -> Tensor:
-        """x + attention(norm(x))."""
+        """x + attention(norm(x)), of some rows if `rows_R` says which."""
         projections = (self.q_proj, self.k_proj, self.v_proj)
         qkv_TX = side_by_side(x_TD, projections, norm, self.packs)
         o_TX = attention.attend(self.layer, qkv_TX, positions_T, rotary, self._heads())
+        if rows_R is not None:
+            x_TD, o_TX = (embedding(x, rows_R, dtype=x.dtype) for x in (x_TD, o_TX))
         return self.o_proj(o_TX, residual_TN=x_TD)
 
     def _heads(self) -> HeadSpec:
@@ -113,9 +118,14 @@ class Layer(nn.Module):
         self.mlp = MLP(config)
 
     def forward(
-        self, x_TD: Tensor, positions_T: Tensor, rotary: RotaryTable, attention: AttentionContext
+        self,
+        x_TD: Tensor,
+        positions_T: Tensor,
+        rotary: RotaryTable,
+        attention: AttentionContext,
+        rows_R: Tensor | None = None,
     ) -> Tensor:
-        x_TD = self.self_attn(x_TD, self.input_layernorm, positions_T, rotary, attention)
+        x_TD = self.self_attn(x_TD, self.input_layernorm, positions_T, rotary, attention, rows_R)
         return self.mlp(x_TD, self.post_attention_layernorm)
 
 
@@ -145,6 +155,9 @@ class Llama(nn.Module):
         super().__init__()
         self.config, self.compute_dtype = config, compute_dtype
         self.activation_checkpointing = False
+        self.kv_format: KVFormat | None = None
+        """How an engine keeps keys and values unless told otherwise, and how a trainer rounds them
+        to agree with it; None: as they are computed."""
         self.rotary = RotaryTable(config.rope, config.head_dim)
         with torch.device(device):
             self.model = Decoder(config)
@@ -166,19 +179,31 @@ class Llama(nn.Module):
             else:
                 nn.init.normal_(parameter, std=self.config.initializer_range, generator=generator)
 
-    def forward(self, tokens_T: Tensor, positions_T: Tensor, attention: AttentionContext) -> Tensor:
+    def forward(
+        self,
+        tokens_T: Tensor,
+        positions_T: Tensor,
+        attention: AttentionContext,
+        *,
+        rows_R: Tensor | None = None,
+    ) -> Tensor:
         """Hidden states (T, D) after the final norm, in the compute dtype; tokens and positions are
         int64.
+
+        With `rows_R` only those of these tokens, (R, D): the last layer computes no more of the
+        others than their keys and values.
         """
         self.rotary.reserve(attention.max_length)
         x_TD = self.model.embed_tokens(tokens_T, self.compute_dtype)
+        *_, last = self.model.layers
         for layer in self.model.layers:
             if self.activation_checkpointing and torch.is_grad_enabled():
                 x_TD = checkpoint(
                     layer, x_TD, positions_T, self.rotary, attention, use_reentrant=False
                 )
             else:
-                x_TD = layer(x_TD, positions_T, self.rotary, attention)
+                rows = rows_R if layer is last else None
+                x_TD = layer(x_TD, positions_T, self.rotary, attention, rows)
         return self.model.norm(x_TD)
 
     def logits(self, hidden_TD: Tensor) -> Tensor:

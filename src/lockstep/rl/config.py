@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from lockstep.core.errors import ConfigError
+from lockstep.core.quantization import KVCacheDtype
 from lockstep.evaluate.single_turn import TaskConfig
 from lockstep.models.lora_config import LoraConfig
 from lockstep.rl.advantages import Estimator
@@ -31,6 +32,8 @@ class RolloutConfig:
     """Longest completion, in tokens."""
     temperature: float = 1.0
     """Temperature of the draws; the trainer computes logprobs at the same one."""
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """How the engine keeps keys and values; the trainer rounds its own alike."""
     trajectory_format: Literal["jsonl", "parquet"] = "jsonl"
     """File format of the recorded trajectories."""
 

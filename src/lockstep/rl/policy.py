@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lockstep.kernels.attention import KVFormat
 from lockstep.models.llama import Llama
 from lockstep.models.loading import LoadedModel, load_model
 from lockstep.models.lora import apply_lora, set_lora_enabled
@@ -27,6 +28,7 @@ def load_policy(config: RLConfig) -> LoadedModel:
     )
     if config.lora is not None:
         apply_lora(loaded.model, config.lora, seed=config.loop.seed)
+    loaded.model.kv_format = _kv_format(config)
     loaded.model.activation_checkpointing = config.loop.activation_checkpointing
     return loaded
 
@@ -41,7 +43,13 @@ def load_reference(config: RLConfig, policy: Llama) -> Reference | None:
         config.model, precision=config.precision, weights=config.quantization, quiet=True
     ).model
     frozen.requires_grad_(False)
+    frozen.kv_format = _kv_format(config)
     return lambda: _as_context(frozen)
+
+
+def _kv_format(config: RLConfig) -> KVFormat | None:
+    dtype = config.rollout.kv_cache_dtype
+    return None if dtype == "auto" else dtype
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.core.errors import ConfigError
-from lockstep.core.quantization import check_weights
+from lockstep.core.quantization import KVCacheDtype, check_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class EngineOptions:
     """What runs behind the routes."""
 
     precision: Literal["bf16", "fp32"] = "bf16"
-    """Precision of weights, activations and KV cache."""
+    """What is computed in; also weights and KV cache, unless told otherwise."""
     quantization: str | None = None
     """How weights are held: int8, int4, fp8 and so on rounds them while loading, native keeps
     those of a GGUF file, float undoes them; default: float, or as a compressed-tensors folder has
@@ -51,6 +51,9 @@ class EngineOptions:
     """Longest prompt and answer together, in tokens; default: what the model was made for."""
     max_num_seqs: int = 256
     """Sequences computed together."""
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """How keys and values are kept; int8 and fp8 hold twice the tokens of bf16 in the same memory;
+    auto: as the model computes."""
     kv_cache_tokens: int | None = None
     """Size of the KV cache in tokens; default: 1 GiB, or one request of max_model_len."""
     threads: int | None = None

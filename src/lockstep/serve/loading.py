@@ -56,6 +56,7 @@ def _engine_config(options: EngineOptions, loaded: LoadedModel) -> EngineConfig:
     config = EngineConfig(
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs,
+        kv_cache_dtype=options.kv_cache_dtype,
         kv_cache_tokens=options.kv_cache_tokens,
     )
     max_model_len = config.model_len(loaded.config)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from lockstep.core.errors import DataError
+from lockstep.kernels.attention import KVFormat
 from lockstep.models.attention import AttentionContext, PackedAttention, SharedPrefixAttention
 
 
@@ -66,11 +67,11 @@ class MicroBatch:
         """Tokens of the documents, E; `tokens_T` may hold fewer."""
         return int(self.cu_seqlens_S1[-1])
 
-    def attention(self) -> AttentionContext:
+    def attention(self, *, kv_format: KVFormat | None = None) -> AttentionContext:
         """The context that makes each document see itself alone."""
         if self.shared_E is None:
-            return PackedAttention(self.cu_seqlens_S1)
-        return SharedPrefixAttention(self.shared_E, self.cu_seqlens_S1)
+            return PackedAttention(self.cu_seqlens_S1, kv_format=kv_format)
+        return SharedPrefixAttention(self.shared_E, self.cu_seqlens_S1, kv_format=kv_format)
 
     @property
     def num_loss_tokens(self) -> int:

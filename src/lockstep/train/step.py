@@ -80,7 +80,8 @@ def negative_log_likelihood(model: Llama, micro_batch: MicroBatch) -> LossSum:
 
 def _predicting_rows(model: Llama, micro_batch: MicroBatch) -> Tensor:
     """Hidden states (R, D) of the rows that predict a loss token."""
-    hidden_TD = model(micro_batch.tokens_T, micro_batch.positions_T, micro_batch.attention())
+    attention = micro_batch.attention(kv_format=model.kv_format)
+    hidden_TD = model(micro_batch.tokens_T, micro_batch.positions_T, attention)
     return embedding(hidden_TD, micro_batch.rows_R, dtype=hidden_TD.dtype)  # gathers rows
 
 
