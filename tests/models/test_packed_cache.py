@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from lockstep import kernels
+from lockstep.core.errors import ConfigError
+from lockstep.core.quantization import parse_scheme
 from lockstep.core.sampling import SamplingParams
 from lockstep.engine import Engine, EngineConfig, Request
-from lockstep.models import load_model
-from lockstep.models.packed_cache import PackedFile
+from lockstep.models import Llama, load_model
+from lockstep.models.packed_cache import PackedFile, PackedWeights
 from lockstep.models.resolve import resolve_model
 
 
@@ -23,17 +26,21 @@ def folder(tmp_path: Path, save_tiny_model, byte_pieces) -> Path:
 
 
 def packed_file(folder: Path) -> PackedFile:
-    return PackedFile.of(resolve_model(folder), "bf16")
+    return PackedFile.of(resolve_model(folder), "bf16", "float")
 
 
-def answer(folder: Path, *, packed: bool) -> list[tuple[int, str]]:
-    loaded = load_model(folder, packed=packed, quiet=True)
+def answer(folder: Path, *, packed: bool, weights: str | None = None) -> list[tuple[int, str]]:
+    loaded = load_model(folder, packed=packed, weights=weights, quiet=True)
+    return answer_of(loaded.model)
+
+
+def answer_of(model: Llama) -> list[tuple[int, str]]:
     request = Request(
         request_id="1",
         prompt_token_ids=[5, 9, 2],
         params=SamplingParams(max_tokens=8, temperature=1.0, seed=3, ignore_eos=True),
     )
-    engine = Engine(loaded.model, None, EngineConfig(kv_cache_tokens=256))
+    engine = Engine(model, None, EngineConfig(kv_cache_tokens=256))
     return [(e.token_id, e.logprob.hex()) for e in engine.run([request])[0].samples[0].logprobs]
 
 
@@ -44,6 +51,19 @@ def test_answers_are_the_same_packed_from_the_checkpoint_and_from_the_file(folde
     assert packed_file(folder).path.exists()
     assert packed_file(folder).read() is not None
     assert answer(folder, packed=True) == plain
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4", "int4-g32-asym", "q8_0", "fp8"])
+def test_quantised_weights_are_kept_too(folder, weights):
+    plain = answer(folder, packed=False, weights=weights)
+    file = PackedFile.of(resolve_model(folder), "bf16", parse_scheme(weights).name)
+    for _ in range(2):  # packed anew, then from the file
+        assert answer(folder, packed=True, weights=weights) == plain
+        assert file.read() is not None
+    assert not packed_file(folder).path.exists()
+    model = load_model(folder, packed=True, weights=weights, quiet=True).model
+    with pytest.raises(ConfigError, match="released to serve"), kernels.use_reference():
+        answer_of(model)
 
 
 def test_projections_are_in_memory_once(folder):
@@ -95,9 +115,10 @@ def test_tensors_come_back_as_they_were(tmp_path):
         "y": torch.arange(300_000, dtype=torch.int32),
         "z": torch.empty(0),
     }
-    file.write(tensors)
+    file.write(PackedWeights(tensors=tensors, quantized={"w": {"scheme": "int8"}}))
     got = file.read()
     assert got is not None
+    assert got.quantized == {"w": {"scheme": "int8"}}
     for name, tensor in tensors.items():
-        assert torch.equal(got[name].view(tensor.shape), tensor)
+        assert torch.equal(got.tensors[name].view(tensor.shape), tensor)
     assert PackedFile(path=file.path, identity={"a": [2]}).read() is None

@@ -91,7 +91,7 @@ def load_model(
     product, for quantisation-aware training), `native` as the checkpoint holds them, `float`.
     By default GGUF files become float and compressed-tensors folders stay as they are.
     With `packed` the model can only serve: its projections are held in packed form alone, read from
-    the file kept by the last such call where they are float (`packed_cache`). Raises
+    the file kept by the last such call (`packed_cache`). Raises
     CheckpointError, or FetchError for a known name that cannot be had.
     """
     if precision not in DTYPES:
@@ -120,7 +120,7 @@ def load_model(
         master_weights=master_weights,
         where=str(resolved.path),
     )
-    if packed and kernels.missing_reason() is None:
+    if packed and kernels.missing_reason() is None and not plan.rounds_on_the_fly:
         _load_packed(checkpoint, model, resolved, precision, plan, quiet=quiet)
     else:
         copy_weights(checkpoint, model, where=str(resolved.path), plan=plan, quiet=quiet)
@@ -143,20 +143,14 @@ def _load_packed(
     *,
     quiet: bool,
 ) -> None:
-    if plan != WeightPlan():  # packed weights of one file do not say which formats they have
-        where = str(source.path)
-        copy_weights(checkpoint, model, where=where, plan=plan, packed_only=True, quiet=quiet)
+    file = packed_cache.PackedFile.of(source, precision, plan.name)
+    kept = file.read()
+    if kept is not None:
+        kept.give_to(model)
         return
-    file = packed_cache.PackedFile.of(source, precision)
-    tensors = file.read()
-    if tensors is None:
-        copy_weights(checkpoint, model, where=str(source.path), quiet=quiet)
-        model.pack_weights()
-        file.write(packed_cache.packed_weights_of(model))
-        release_weights(model)
-        huge_pages.trim_heap()
-    else:
-        packed_cache.take_packed_weights(model, tensors)
+    where = str(source.path)
+    copy_weights(checkpoint, model, where=where, plan=plan, packed_only=True, quiet=quiet)
+    file.write(packed_cache.PackedWeights.of(model))
 
 
 def open_checkpoint(source: ModelSource) -> Checkpoint:
@@ -178,6 +172,11 @@ class WeightPlan:
     """What float weights are rounded to."""
     rounds_on_the_fly: bool = False
     """Parameters stay float and are rounded before each product."""
+
+    @property
+    def name(self) -> str:
+        """What `weights` would be to get this plan."""
+        return NATIVE if self.keeps_stored else FLOAT if self.scheme is None else self.scheme.name
 
     def weight(self, checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> Weight:
         """The weight of that name, a parameter unless quantised."""

@@ -3,10 +3,11 @@
     magic, header's length and CRC | header (JSON): identity, tensors | to 4 KiB | data
 
 A file serves only the very inputs it was made from: its identity holds the size and modification
-time of every file of the checkpoint, the precision, and the hash of the native library, whose
-layouts these are (they are the same for every instruction set). Anything else is stale and is
-written anew. A file appears under its name when it is whole (`core.files`); the header's CRC, the
-file's size and a sum for each tensor, checked while it is read, tell of damage later on.
+time of every file of the checkpoint, the precision, how weights are held, and the hash of the
+native library, whose layouts these are (they are the same for every instruction set). Anything else
+is stale and is written anew. A file appears under its name when it is whole (`core.files`); the
+header's CRC, the file's size and a sum for each tensor, checked while it is read, tell of damage
+later on.
 
 The data is read into memory on huge pages rather than mapped: 300 MB cost 0.07 s, of which mapping
 would save 0.02, and weights on the page cache's 4 KiB pages decode at two thirds of the speed.
@@ -29,19 +30,61 @@ from torch import Tensor, nn
 
 from lockstep.core.files import replacing, sha256_of
 from lockstep.kernels import huge_pages, native_library
-from lockstep.kernels.linear import PACKED_FIELDS, PackCache
+from lockstep.kernels.linear import PACKED_FIELDS, PackCache, QuantizedWeight
 from lockstep.models.fetch import cache_folder
-from lockstep.models.layers import Linear
+from lockstep.models.layers import Linear, quantized_weights, set_weight
 from lockstep.models.llama import Llama
 from lockstep.models.resolve import ModelSource
 
 logger = logging.getLogger("lockstep.models")
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _MAGIC = b"LSPACKED"
 _PREFIX_BYTES = len(_MAGIC) + 8 + 4
 _PAGE_BYTES = 4096
 _TENSOR_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedWeights:
+    """What a model needs to serve."""
+
+    tensors: Mapping[str, Tensor]
+    """Parameters by name, and the fields of packs."""
+    quantized: Mapping[str, Mapping[str, Any]]
+    """Descriptions of quantised weights, of modules and of packs."""
+
+    @classmethod
+    def of(cls, model: Llama) -> PackedWeights:
+        """Those of a model that is packed."""
+        tensors = {name: parameter.detach() for name, parameter in _kept_parameters(model).items()}
+        quantized = {name: weight.describe() for name, weight in quantized_weights(model)}
+        for name, packs in _packs(model).items():
+            tensors |= {f"{name}.{field}": tensor for field, tensor in packs.parts().items()}
+            if packs.quantized is not None:
+                quantized[name] = packs.quantized.describe()
+        return cls(tensors=tensors, quantized=quantized)
+
+    def give_to(self, model: Llama) -> None:
+        """Fill a model on the meta device to serve from packed weights alone.
+
+        The row-major weights of its projections stay on the meta device: training it or merging an
+        adapter into it fails.
+        """
+        for name, module in model.named_modules():
+            if (description := self.quantized.get(f"{name}.weight")) is not None:
+                set_weight(module, QuantizedWeight.described(description))  # type: ignore[arg-type]
+        for name, parameter in _kept_parameters(model).items():
+            owner = model.get_submodule(name.rpartition(".")[0])
+            value = nn.Parameter(self.tensors[name].view(parameter.shape), requires_grad=False)
+            owner.register_parameter(name.rpartition(".")[2], value)
+        model.requires_grad_(False)
+        for name, packs in _packs(model).items():
+            parts = {field: self.tensors.get(f"{name}.{field}") for field in PACKED_FIELDS}
+            if parts["data"] is not None:
+                whole = self.quantized.get(name)
+                quantized = None if whole is None else QuantizedWeight.described(whole)
+                packs.adopt(parts, model.compute_dtype, quantized)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +95,14 @@ class PackedFile:
     identity: Mapping[str, Any]
 
     @classmethod
-    def of(cls, source: ModelSource, precision: str) -> PackedFile:
+    def of(cls, source: ModelSource, precision: str, weights: str) -> PackedFile:
         """Beside the checkpoint where that can be written, else in the cache."""
         files = [source.path] if source.format == "gguf" else sorted(source.path.iterdir())
         identity = {
             "format": FORMAT_VERSION,
             "library": sha256_of(native_library.library_path()),
             "precision": precision,
+            "weights": weights,
             "files": [
                 [file.name, stat.st_size, stat.st_mtime_ns]
                 for file in files
@@ -66,60 +110,31 @@ class PackedFile:
                 for stat in [file.stat()]
             ],
         }
-        name = f".{source.path.name}.packed-{precision}"
+        name = f".{source.path.name}.packed-{precision}-{weights}"
         folder = source.path if source.format == "hf" else source.path.parent
         if not os.access(folder, os.W_OK):
             place = zlib.crc32(str(source.path.resolve()).encode())
             folder, name = cache_folder() / "packed", f"{place:08x}{name}"
         return cls(path=folder / name, identity=identity)
 
-    def read(self) -> dict[str, Tensor] | None:
-        """The tensors by name, or None where there is no file made from the same inputs."""
+    def read(self) -> PackedWeights | None:
+        """None where there is no file made from the same inputs."""
         try:
             with self.path.open("rb", buffering=0) as stream:
-                tensors = _read(stream.fileno(), self.identity)
+                return _read(stream.fileno(), self.identity)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
             logger.warning("%s is not used (%s); weights are packed anew", self.path, error)
             return None
-        return tensors
 
-    def write(self, tensors: Mapping[str, Tensor]) -> None:
+    def write(self, weights: PackedWeights) -> None:
         """Keep them for the next start; a warning where the folder is full or read-only."""
         try:
             with replacing(self.path) as temporary, temporary.open("wb") as stream:
-                _write(stream.fileno(), self.identity, tensors)
+                _write(stream.fileno(), self.identity, weights)
         except OSError as error:
             logger.warning("packed weights are not kept in %s (%s)", self.path, error)
-
-
-def take_packed_weights(model: Llama, tensors: Mapping[str, Tensor]) -> None:
-    """Fill a model on the meta device to serve from packed weights alone.
-
-    The row-major weights of its projections stay on the meta device: training it or merging an
-    adapter into it fails.
-    """
-    for name, parameter in _kept_parameters(model).items():
-        owner = model.get_submodule(name.rpartition(".")[0])
-        value = nn.Parameter(tensors[name].view(parameter.shape), requires_grad=False)
-        owner.register_parameter(name.rpartition(".")[2], value)
-    model.requires_grad_(False)
-    for name, packs in _packs(model).items():
-        parts = {field: tensors.get(f"{name}.{field}") for field in PACKED_FIELDS}
-        if parts["data"] is not None:
-            packs.adopt(parts, model.compute_dtype)
-
-
-def packed_weights_of(model: Llama) -> dict[str, Tensor]:
-    """What `take_packed_weights` needs of a model of float weights that are packed."""
-    kept = {name: parameter.detach() for name, parameter in _kept_parameters(model).items()}
-    packed = {
-        f"{name}.{field}": tensor
-        for name, packs in _packs(model).items()
-        for field, tensor in packs.parts().items()
-    }
-    return kept | packed
 
 
 def _packs(model: Llama) -> dict[str, PackCache]:
@@ -137,13 +152,19 @@ def _kept_parameters(model: Llama) -> dict[str, nn.Parameter]:
     return {n: p for n, p in model.named_parameters() if id(p) not in linear_weights}
 
 
-def _write(fd: int, identity: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    table, end = {}, 0
+def _write(fd: int, identity: Mapping[str, Any], weights: PackedWeights) -> None:
+    tensors, table, end = weights.tensors, {}, 0
     for name, tensor in tensors.items():
         dtype = str(tensor.dtype).removeprefix("torch.")
         table[name] = [dtype, end, tensor.nbytes, _sum(_bytes_of(tensor))]
         end += -(-tensor.nbytes // _TENSOR_ALIGNMENT) * _TENSOR_ALIGNMENT
-    encoded = json.dumps({"identity": identity, "tensors": table, "num_bytes": end}).encode()
+    header = {
+        "identity": identity,
+        "tensors": table,
+        "quantized": weights.quantized,
+        "num_bytes": end,
+    }
+    encoded = json.dumps(header).encode()
     prefix = _MAGIC + len(encoded).to_bytes(8, "little") + zlib.crc32(encoded).to_bytes(4, "little")
     start = _data_start(len(encoded))
     os.ftruncate(fd, start + end)
@@ -152,7 +173,7 @@ def _write(fd: int, identity: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
         _transfer(os.pwrite, fd, _bytes_of(tensor), start + offset)
 
 
-def _read(fd: int, identity: Mapping[str, Any]) -> dict[str, Tensor] | None:
+def _read(fd: int, identity: Mapping[str, Any]) -> PackedWeights | None:
     """None where the file was made from something else; ValueError where it is damaged."""
     prefix = os.pread(fd, _PREFIX_BYTES, 0)
     if len(prefix) < _PREFIX_BYTES or not prefix.startswith(_MAGIC):
@@ -177,7 +198,7 @@ def _read(fd: int, identity: Mapping[str, Any]) -> dict[str, Tensor] | None:
         if _sum(piece) != wanted:
             raise ValueError(f"its data is damaged in {name}")
         tensors[name] = piece.view(getattr(torch, dtype))
-    return tensors
+    return PackedWeights(tensors=tensors, quantized=header["quantized"])
 
 
 def _transfer(move: Any, fd: int, data: Tensor, start: int) -> None:

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.core.errors import ConfigError
 from lockstep.core.quantization import WeightScheme
 from lockstep.kernels.embedding import cpu, embedding
 from lockstep.kernels.linear import PackCache, QuantizedWeight, quantize_rtn, runs_natively
+from lockstep.kernels.linear.packs import RELEASED, is_released
 
 
 def quantized_embedding(
@@ -31,6 +33,8 @@ def quantized_embedding(
         packed = packs.get([weight], dtype, scheme=scheme)
         return cpu.embedding_quantized(packed, tokens_T, weight.shape, dtype)
     if isinstance(weight, QuantizedWeight):
+        if is_released(weight):
+            raise ConfigError(RELEASED)
         return weight.rows(tokens_T).dequantize(dtype)
     assert scheme is not None, "a float table without a scheme is `embedding`'s"
     return _RoundedRows.apply(weight, tokens_T, dtype, scheme)

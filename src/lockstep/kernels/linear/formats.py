@@ -16,7 +16,7 @@ Legend: N outputs, K inputs, G groups a row, S super groups a row.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from lockstep.core.errors import ConfigError
-from lockstep.core.quantization import WeightScheme
+from lockstep.core.quantization import WeightScheme, parse_scheme
 
 FP8 = torch.float8_e4m3fn
 _ELEMENTS_AT_A_TIME = 1 << 20
@@ -62,6 +62,23 @@ class QuantizedWeight:
     @property
     def num_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    def describe(self) -> dict[str, Any]:
+        """All but its numbers, as JSON can hold it."""
+        tensors = {
+            name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+            for name, tensor in self.tensors().items()
+        }
+        return {"scheme": self.scheme.name, "tensors": tensors}
+
+    @classmethod
+    def described(cls, description: Mapping[str, Any]) -> QuantizedWeight:
+        """A weight without memory, of which `describe` said this."""
+        tensors = {
+            name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+            for name, (dtype, shape) in description["tensors"].items()
+        }
+        return cls(scheme=parse_scheme(description["scheme"]), **tensors)
 
     def rows(self, index: Tensor) -> QuantizedWeight:
         """Some outputs, in another order or repeated."""

@@ -87,10 +87,11 @@ class PackCache:
             _runs_reference(),
         )
         if self._is_pinned:
-            self._settings = self._settings or settings  # what was adopted has the model's
-            if settings != self._settings:
-                raise ConfigError(RELEASED)
             assert self._packed is not None
+            self._settings = self._settings or settings  # what was adopted has the model's
+            is_native = self._packed.data.numel() > 0
+            if settings != self._settings or is_native == _runs_reference():
+                raise ConfigError(RELEASED)
             return self._packed
         versions = [_version(weight) for weight in weights]
         if self._packed is not None and (versions, settings) == (self._versions, self._settings):
@@ -112,26 +113,39 @@ class PackCache:
         self._packed = replace(self._packed, quantized=None if whole is None else release(whole))
 
     def parts(self) -> dict[str, Tensor]:
-        """What is packed, of float weights, for `adopt` elsewhere; empty where nothing is."""
+        """What is packed, for `adopt` elsewhere; empty where nothing is."""
         if self._packed is None:
             return {}
-        assert self._packed.format.is_float, "formats of quantised weights would have to be kept"
         count = torch.tensor([self._packed.num_outputs])
         values = (self._packed.data, self._packed.bias, self._packed.norm_weight, count)
         return {f: t for f, t in zip(PACKED_FIELDS, values, strict=True) if t is not None}
 
-    def adopt(self, parts: Mapping[str, Tensor | None], dtype: torch.dtype) -> None:
-        """Take what `parts` gave elsewhere, whatever becomes of the weights themselves."""
+    @property
+    def quantized(self) -> QuantizedWeight | None:
+        """What is packed, if quantised, as one weight."""
+        return None if self._packed is None else self._packed.quantized
+
+    def adopt(
+        self,
+        parts: Mapping[str, Tensor | None],
+        dtype: torch.dtype,
+        quantized: QuantizedWeight | None = None,
+    ) -> None:
+        """Take what `parts` and `quantized` gave elsewhere, whatever becomes of the weights
+        themselves; `quantized` may be without memory.
+        """
         data, count = parts["data"], parts["num_outputs"]
         assert data is not None
         assert count is not None
         self._packed = Packed(
             data=data,
-            format=packing.FLOAT_FORMATS[dtype],
+            format=packing.FLOAT_FORMATS[dtype]
+            if quantized is None
+            else format_of_weight(quantized),
             num_outputs=int(count),
             bias=parts["bias"],
             norm_weight=parts["norm_weight"],
-            quantized=None,
+            quantized=quantized,
         )
         self._settings = ()
         self._is_pinned = True
