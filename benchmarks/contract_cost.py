@@ -32,7 +32,8 @@ from lockstep.core.hardware import detect_hardware, detect_versions
 from lockstep.core.progress import Progress
 from lockstep.core.quantization import parse_scheme
 from lockstep.core.run_folder import as_json, git_revision
-from lockstep.kernels.capture import Arena, Program, record
+from lockstep.kernels.arena import Arena
+from lockstep.kernels.capture import Program, record
 from lockstep.kernels.linear import PackCache, linear
 from lockstep.kernels.linear.formats import quantize_rtn
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from inspect import signature
 from itertools import count
 from time import perf_counter
 from typing import Any
 
-from worker_loop import Handler, UnsupportedError, decoded, prefilled, serve
+from worker_loop import Handler, decoded, prefilled, serve
 
 import lockstep
 from lockstep import kernels
@@ -68,8 +67,6 @@ def load_for_serving(model: str, precision: str) -> LoadedModel:
     """The one place where a name of the table becomes a way to load."""
     if precision in ("fp32", "bf16"):
         return load_model(model, precision=precision, packed=True, quiet=True)
-    if "weights" not in signature(load_model).parameters:
-        raise UnsupportedError(f"this Lockstep serves no {precision} weights")
     return load_model(model, weights=SCHEMES[precision], packed=True, quiet=True)
 
 
