@@ -75,3 +75,16 @@ def test_sha256_is_the_files_and_every_byte_is_reported(tmp_path: Path, num_byte
     digest = files.sha256_of(path, on_bytes=pieces.append)
     assert digest == hashlib.sha256(data[:num_bytes]).hexdigest()
     assert sum(pieces) == num_bytes
+
+
+def test_leftovers_of_a_kill_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    kept = ["deep/.env", "deep/notes.tmp", "summary.json", ".moved.x.tmp", ".moved.x.old"]
+    for name in ["deep/.summary.json.ab12.tmp", ".metrics.jsonl.x.tmp", *kept[:3]]:
+        (tmp_path / name).write_text("x")
+    for name in [".checkpoint.y.tmp", *kept[3:]]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights").write_text("x")
+    files.remove_leftovers(tmp_path)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    assert left == {"deep", *kept, ".moved.x.tmp/weights", ".moved.x.old/weights"}

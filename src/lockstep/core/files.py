@@ -72,6 +72,18 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def remove_leftovers(root: Path) -> None:
+    """Remove what killed processes had begun to write under `root`, where no other process writes.
+
+    A new folder whose old one was already moved aside stays: it may be the only whole one.
+    """
+    for temporary in [*root.rglob(".*.tmp")]:
+        if temporary.is_file():
+            temporary.unlink()
+        elif temporary.is_dir() and not temporary.with_suffix(".old").exists():
+            shutil.rmtree(temporary)
+
+
 def sha256_of(path: Path, *, on_bytes: Callable[[int], None] | None = None) -> str:
     """Hex sha256 of a file, read in 1 MiB pieces; `on_bytes` hears of each piece."""
     digest = hashlib.sha256()

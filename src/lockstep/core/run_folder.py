@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.core.errors import ConfigError, DataError
-from lockstep.core.files import write_bytes, write_json
+from lockstep.core.files import remove_leftovers, write_bytes, write_json
 from lockstep.core.hardware import detect_hardware, detect_versions
 
 Record = dict[str, Any]
@@ -79,8 +79,11 @@ class RunFolder:
         os.write(self._metrics, _line(record))
 
     def truncate_metrics(self, *, before_step: int) -> None:
-        """Forget metrics of `before_step` and later, which a run resumed there writes again."""
+        """Forget metrics of `before_step` and later, which a run resumed there writes again, and
+        what a kill left half written anywhere in the folder.
+        """
         self.close()
+        remove_leftovers(self.path)
         if self.metrics_path.exists():
             kept = [r for r in read_metrics(self.metrics_path) if r.get("step", -1) < before_step]
             write_bytes(self.metrics_path, b"".join(map(_line, kept)))
