@@ -12,7 +12,9 @@ from lockstep.cli.config_file import settings_from_file
 from lockstep.compress.config import (
     METHODS,
     CalibrationConfig,
+    CheckConfig,
     Format,
+    KVCacheDtype,
     Limits,
     Method,
     QuantizeConfig,
@@ -31,7 +33,7 @@ def quantize(
     model: str,
     out: Annotated[Path, Parameter(name="--out")],
     *,
-    scheme: Literal["int8", "int4", "fp8"],
+    scheme: Literal["int8", "int4", "fp8"] | None = None,
     method: Method | None = None,
     group_size: int | None = None,
     symmetric: bool = False,
@@ -41,6 +43,9 @@ def quantize(
     max_kl: float | None = None,
     min_agreement: float | None = None,
     damping: float = 0.01,
+    check_only: bool = False,
+    weights: str | None = None,
+    kv_cache_dtype: KVCacheDtype | None = None,
     config: Path | None = None,
 ) -> int:
     """Quantise a model layer by layer and measure what it cost; exit 1 past a limit.
@@ -50,7 +55,8 @@ def quantize(
     model
         A name such as smollm2, a Hugging Face folder or a GGUF file.
     out
-        Folder to make; must not exist yet, or be empty.
+        Folder to make; must not exist yet, or be empty. With --check-only: the folder, GGUF file or
+        name to judge.
     scheme
         int8: one scale a channel, activations in 8 bits. int4: groups of inputs. fp8: e4m3 weights.
     method
@@ -70,9 +76,28 @@ def quantize(
         Least share of tokens whose likeliest successor must stay the same.
     damping
         GPTQ: share of the Hessian's mean diagonal added to it.
+    check_only
+        Only run the gate on OUT as a user would load it, with MODEL as its original.
+    weights
+        --check-only: load OUT with its weights held so, such as native or int8.
+    kv_cache_dtype
+        --check-only: OUT keeps keys and values as int8 or fp8.
     config
         TOML file with settings under the names of these flags; flags win.
     """
+    limits = Limits(
+        max_perplexity_increase=_share(max_perplexity_increase),
+        max_kl=max_kl,
+        min_agreement=min_agreement,
+    )
+    if check_only:
+        if scheme is not None:
+            raise ConfigError("--check-only takes OUT as it is, without --scheme")
+        return _check(model, out, data, limits, weights, kv_cache_dtype)
+    if weights is not None or kv_cache_dtype is not None:
+        raise ConfigError("--weights and --kv-cache-dtype say how to load for --check-only; add it")
+    if scheme is None:
+        raise ConfigError(f"--scheme is missing; give one of {', '.join(METHODS)}")
     settings = QuantizeConfig(
         model=model,
         out=out,
@@ -80,11 +105,7 @@ def quantize(
         method=method or METHODS[scheme][0],
         format=format,
         data=data,
-        limits=Limits(
-            max_perplexity_increase=_share(max_perplexity_increase),
-            max_kl=max_kl,
-            min_agreement=min_agreement,
-        ),
+        limits=limits,
         damping=damping,
     )
     from lockstep.compress import run  # torch: two seconds that --help need not pay
@@ -101,6 +122,33 @@ def quantize(
         f"marked as failed in {REPORT_NAME}",
         file=sys.stderr,
     )
+    return EXIT_GATE_FAILED
+
+
+def _check(
+    original: str,
+    checked: Path,
+    data: CalibrationConfig,
+    limits: Limits,
+    weights: str | None,
+    kv_cache_dtype: KVCacheDtype | None,
+) -> int:
+    settings = CheckConfig(
+        original=original,
+        checked=str(checked),
+        weights=weights,
+        kv_cache_dtype=kv_cache_dtype,
+        data=data,
+        limits=limits,
+    )
+    from lockstep.compress.check import check
+    from lockstep.compress.report import summary
+
+    gate = check(settings)
+    print("\n".join(summary(gate)))
+    if not gate.failures:
+        return 0
+    print(f"lockstep: {checked}: {'; '.join(gate.failures)}", file=sys.stderr)
     return EXIT_GATE_FAILED
 
 

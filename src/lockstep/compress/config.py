@@ -14,6 +14,7 @@ from lockstep.core.quantization import WeightScheme, parse_scheme
 
 Method = Literal["rtn", "gptq", "awq", "smoothquant"]
 Format = Literal["compressed-tensors", "gguf", "both"]
+KVCacheDtype = Literal["int8", "fp8"]
 
 METHODS: dict[str, tuple[Method, ...]] = {
     "int8": ("smoothquant", "gptq", "rtn"),
@@ -105,8 +106,29 @@ class QuantizeConfig:
 
     @property
     def max_perplexity_increase(self) -> float:
-        given = self.limits.max_perplexity_increase
-        return MAX_PERPLEXITY_INCREASE[family_of(self.scheme)] if given is None else given
+        return default_increase(self.limits, family_of(self.scheme))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckConfig:
+    """One check."""
+
+    original: str
+    checked: str
+    """A name, folder or GGUF file; may be the original, where `weights` or the cache differ."""
+    weights: str | None = None
+    """How the checked model's matrices are held, as `load_model` takes it."""
+    kv_cache_dtype: KVCacheDtype | None = None
+    data: CalibrationConfig = field(default_factory=CalibrationConfig)
+    """Its held-out text: the one a compression with these settings is judged by."""
+    limits: Limits = field(default_factory=Limits)
+
+
+def default_increase(limits: Limits, family: str | None) -> float:
+    """The limit given, or that of int8, int4 or fp8; without a family the least of them."""
+    if limits.max_perplexity_increase is not None:
+        return limits.max_perplexity_increase
+    return MAX_PERPLEXITY_INCREASE.get(family or "", min(MAX_PERPLEXITY_INCREASE.values()))
 
 
 def choose_scheme(family: str, *, group_size: int | None, symmetric: bool) -> WeightScheme:

@@ -9,7 +9,7 @@ numbers. Legend: T tokens, D hidden size, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.compress.config import Limits
+
+Logits = Callable[[Tensor], Tensor]
+"""Hidden states (T, D) after the last norm to fp32 logits (T, V)."""
 
 _ROWS_AT_ONCE = 128
 """Rows whose logits are in memory at a time, twice."""
@@ -44,6 +47,8 @@ class GateReport:
     """Tokens predicted."""
     perplexity_before: float
     perplexity_after: float
+    increase_error: float
+    """Standard error of `perplexity_increase`, from how tokens differ: more text, less of it."""
     kl_mean: float
     """Nats a token."""
     kl_p99: float
@@ -93,15 +98,15 @@ class Divergence:
         quantized_TD: Tensor,
         tokens_T: Tensor,
         *,
-        head_before_VD: Tensor,
-        head_after_VD: Tensor,
+        logits_before: Logits,
+        logits_after: Logits,
     ) -> None:
         """Hidden states of one sequence after the last norm, and its tokens."""
         targets_T = tokens_T[1:]
         for start in range(0, len(targets_T), _ROWS_AT_ONCE):
             rows = slice(start, min(start + _ROWS_AT_ONCE, len(targets_T)))
-            p = F.log_softmax((original_TD[rows] @ head_before_VD.t()).float(), -1)
-            q = F.log_softmax((quantized_TD[rows] @ head_after_VD.t()).float(), -1)
+            p = F.log_softmax(logits_before(original_TD[rows].clone()), -1)
+            q = F.log_softmax(logits_after(quantized_TD[rows].clone()), -1)
             at = targets_T[rows, None]
             self._kl.append((p.exp() * (p - q)).sum(-1))
             self._same.append((p.argmax(-1) == q.argmax(-1)).float())
@@ -122,6 +127,7 @@ class Divergence:
             num_tokens=len(kl),
             perplexity_before=_perplexity(self._before),
             perplexity_after=_perplexity(self._after),
+            increase_error=_standard_error(torch.cat(self._before) - torch.cat(self._after)),
             kl_mean=float(kl.mean()),
             kl_p99=_percentile(kl, 0.99),
             agreement=float(torch.cat(self._same).mean()),
@@ -134,6 +140,10 @@ class Divergence:
 def _perplexity(logprobs: Sequence[Tensor]) -> float:
     mean = float(torch.cat(list(logprobs)).double().mean())
     return math.exp(-mean) if mean > -700 else math.inf
+
+
+def _standard_error(x: Tensor) -> float:
+    return float(x.double().std(correction=0)) / math.sqrt(len(x))
 
 
 def _percentile(x: Tensor, share: float) -> float:

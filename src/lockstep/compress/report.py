@@ -46,21 +46,20 @@ def gate_record(gate: GateReport) -> dict[str, Any]:
 
 
 def summary(gate: GateReport) -> list[str]:
-    """The figures for a terminal: a table of layers, then a line a figure."""
-    names = [name.rpartition(".")[2].removesuffix("_proj") for name in _projections(gate)]
-    lines = ["layer  output  " + "  ".join(f"{name:>6}" for name in names)]
+    """The figures for a terminal: a table of layers where there is one, then a line a figure."""
+    lines = []
     for row in gate.layers:
+        if not lines:
+            names = [name.rpartition(".")[2].removesuffix("_proj") for name in row.projections]
+            lines.append("layer  output  " + "  ".join(f"{name:>6}" for name in names))
         cells = "  ".join(f"{error:6.4f}" for error in row.projections.values())
         lines.append(f"{row.layer:5d}  {row.output_error:6.4f}  {cells}")
     lines += [
         f"held-out text: {gate.text}, {gate.num_tokens} tokens",
         f"perplexity: {gate.perplexity_before:.3f} -> {gate.perplexity_after:.3f} "
-        f"({gate.perplexity_increase:+.2%}, allowed {gate.max_perplexity_increase:+.2%})",
+        f"({gate.perplexity_increase:+.2%} +- {gate.increase_error:.2%}, "
+        f"allowed {gate.max_perplexity_increase:+.2%})",
         f"KL(original || quantised): {gate.kl_mean:.5f} nats a token, p99 {gate.kl_p99:.4f}",
         f"same likeliest token: {gate.agreement:.2%}",
     ]
     return lines
-
-
-def _projections(gate: GateReport) -> list[str]:
-    return list(gate.layers[0].projections) if gate.layers else []

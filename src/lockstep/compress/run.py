@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lockstep.compress.compressed_tensors import CompressedTensorsWriter
 from lockstep.compress.config import QuantizeConfig
-from lockstep.compress.gate import Divergence, GateReport, LayerError
+from lockstep.compress.gate import Divergence, GateReport, LayerError, Logits
 from lockstep.compress.gguf_writer import TABLE_SCHEME, GgufModelWriter
 from lockstep.compress.layer_stream import HiddenStates, LayerRunner, read_layer
 from lockstep.compress.methods import STORED, RoundedWeight, quantize_layer, quantize_nearest
@@ -40,7 +40,7 @@ from lockstep.core.errors import CapacityError, CheckpointError, ConfigError
 from lockstep.core.files import replacing_folder
 from lockstep.core.progress import Progress
 from lockstep.core.quantization import WeightScheme, parse_scheme
-from lockstep.kernels.linear.formats import QuantizedWeight
+from lockstep.kernels.linear import PackCache, QuantizedWeight, Weight, linear
 from lockstep.kernels.rms_norm import rms_norm
 from lockstep.models.llama import Layer
 from lockstep.models.loading import Checkpoint, open_checkpoint
@@ -174,12 +174,11 @@ class _Compression:
         self._write(NORM, norm_D)
         is_tied = self._checkpoint.config.tie_embeddings
         head_VD = self._checkpoint.read(TABLE if is_tied else HEAD)
-        after_VD = (
-            _rounded(head_VD, self._outer_scheme) if is_tied else self._write_outer(HEAD, head_VD)
-        )
+        if not is_tied:
+            self._write_outer(HEAD, head_VD)
         for writer in self._writers:
             writer.finish()
-        before_VD, after_VD = head_VD.to(COMPUTE), after_VD.to(COMPUTE)
+        before, after = _head(head_VD, None), _head(head_VD, self._outer_scheme)
         eps = self._checkpoint.config.rms_norm_eps
         divergence = Divergence()
         for index, tokens_L in enumerate(self._texts.held_out_SL):
@@ -187,8 +186,8 @@ class _Compression:
                 rms_norm(original.x_SLD[index].clone(), norm_D, eps),
                 rms_norm(quantized.x_SLD[index].clone(), norm_D, eps),
                 tokens_L,
-                head_before_VD=before_VD,
-                head_after_VD=after_VD,
+                logits_before=before,
+                logits_after=after,
             )
         return divergence.report(
             text=self._texts.held_out_name,
@@ -234,6 +233,13 @@ class _Compression:
             module = name.removesuffix(".weight")
             value = rounded[module].weight if module in rounded else parameter.data
             self._write(f"model.layers.{number}.{name}", value)
+
+
+def _head(weight_VD: Tensor, scheme: WeightScheme | None) -> Logits:
+    """The last projection as it is served."""
+    weight: Weight = weight_VD if scheme is None else quantize_nearest(weight_VD, scheme)
+    packs = PackCache()
+    return lambda x_TD: linear(x_TD, weight, packs=packs, fp32_out=True)
 
 
 def _rounded(tensor_VD: Tensor, scheme: WeightScheme | None) -> Tensor:
