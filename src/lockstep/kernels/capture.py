@@ -25,6 +25,7 @@ import ctypes
 import struct
 from collections.abc import Callable
 from contextlib import ExitStack
+from time import perf_counter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -57,6 +58,8 @@ class Program:
         self, calls: _Calls, slopes: list[np.ndarray[Any, Any]], smallest: Sizes, largest: Sizes
     ) -> None:
         self.num_calls = calls.count
+        self.names = calls.names
+        self.places = calls.places
         self._smallest, self._largest = smallest, largest
         self._needs = list(calls.tensors.values())  # only to keep them
         self._slots = calls.as_array()
@@ -84,6 +87,15 @@ class Program:
             self._set(sizes)
         num_made = self._replay(self._address, self.num_calls)
         assert num_made == self.num_calls, f"call {num_made} of the program names no kernel"
+
+    def time_calls(self, sizes: Sizes = ()) -> list[float]:
+        """Make the calls one at a time; the seconds each took, some 2 us of Python included."""
+        address, seconds = self.slots_at(sizes).ctypes.data, []
+        for place in self.places:
+            start = perf_counter()
+            self._replay(address + 8 * place, 1)
+            seconds.append(perf_counter() - start)
+        return seconds
 
     def _set(self, sizes: Sizes) -> None:
         bounds = zip(self._smallest, sizes, self._largest, strict=True)
@@ -119,7 +131,7 @@ def record(
     def slots_at(sizes: Sizes) -> np.ndarray[Any, Any]:
         with arena.following(pieces):
             other, _ = _run_dry(function, sizes, arena, constants)
-        if other.kinds != calls.kinds:
+        if other.names != calls.names:
             raise CaptureError("which kernels a captured step calls depends on its sizes")
         return other.as_array()
 
@@ -159,14 +171,16 @@ class _Calls:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._slots: list[int] = []
-        self.kinds: list[int] = []
-        """Numbers of the kernels, in order."""
+        self.names: list[str] = []
+        """Of the kernels, in order."""
+        self.places: list[int] = []
+        """Where each call begins among the slots."""
         self.tensors: dict[int, Tensor] = {}
         """Those whose address was asked for, but for the arena's, which come and go."""
 
     @property
     def count(self) -> int:
-        return len(self.kinds)
+        return len(self.names)
 
     def as_array(self) -> np.ndarray[Any, Any]:
         return np.array(self._slots, dtype=np.uint64).view(np.int64)
@@ -174,8 +188,9 @@ class _Calls:
     def add(self, name: str, types: list[Any], args: tuple[Any, ...]) -> None:
         if name.startswith("pack"):  # whatever the format
             raise UnpreparedError("a weight was packed within the step; pack it before, once")
-        self.kinds.append(native().ls_kernel_number(name.encode()))
-        self._slots.append(self.kinds[-1])
+        self.names.append(name)
+        self.places.append(len(self._slots))
+        self._slots.append(native().ls_kernel_number(name.encode()))
         self._slots += (_slot(kind, value) for kind, value in zip(types, args, strict=True))
 
     def note_address(self, tensor: Tensor, address: int) -> None:
