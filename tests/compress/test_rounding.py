@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
 import torch
 
+from lockstep.compress.descent import descend, improve
 from lockstep.compress.gptq import gptq, output_error, refit_scales
 from lockstep.compress.grid import fit_grid, groups_of
 from lockstep.compress.methods import quantize_nearest
@@ -81,3 +83,48 @@ def test_refitted_scales_err_less(name: str, correlated_inputs: Inputs) -> None:
     refitted = refit_scales(w, grid, codes, inputs.hessian_KK, torch.float32)
     before = output_error(grid.values(codes, groups) - w, inputs.hessian_KK)
     assert output_error(refitted.values(codes, groups) - w, inputs.hessian_KK) < before
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_descent_errs_less_than_gptq_and_ends_where_no_code_can_move(
+    name: str, correlated_inputs: Inputs
+) -> None:
+    scheme, w, inputs = parse_scheme(name), weight(inputs=160), correlated_inputs(160)
+    h_KK = inputs.hessian_KK + torch.eye(160) * inputs.hessian_KK.diagonal().mean() * 0.01
+    grid, groups = fit_grid(w, scheme), groups_of(scheme, 160)
+    codes = gptq(w, grid, inputs.hessian_KK)
+
+    def error(codes: torch.Tensor) -> float:
+        return output_error(grid.values(codes, groups) - w, h_KK)
+
+    errors = [error(codes)]
+    for _ in range(15):
+        codes = descend(w, grid, codes, h_KK)
+        errors.append(error(codes))
+    assert errors[1] < errors[0]
+    assert all(after <= before * (1 + 1e-5) for before, after in itertools.pairwise(errors))
+    for step in (-1.0, 1.0):
+        if scheme.kind != "int":
+            continue
+        for k in (3, 50, 159):
+            moved = codes.clone()
+            moved[:, k] = grid.round(
+                grid.values(moved, groups) + step * grid.scale_NG[:, groups], groups
+            )[:, k]
+            assert error(moved) >= errors[-1] * (1 - 1e-5)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_improved_levels_err_no_more(name: str, correlated_inputs: Inputs) -> None:
+    scheme, w, inputs = parse_scheme(name), weight(), correlated_inputs(96)
+    grid, groups = fit_grid(w, scheme), groups_of(scheme, 96)
+    codes = gptq(w, grid, inputs.hessian_KK)
+    better, better_codes = improve(
+        w, grid, codes, inputs.hessian_KK, damping=0.01, scale_dtype=torch.bfloat16
+    )
+    before = output_error(grid.values(codes, groups) - w, inputs.hessian_KK)
+    after = output_error(better.values(better_codes, groups) - w, inputs.hessian_KK)
+    assert after < 0.97 * before
+    if better.offset_NG is not None and scheme.offset == "zero_point":
+        assert better.offset_NG.min() >= 0
+        assert better.offset_NG.max() <= 15

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from lockstep.compress.config import Method
-from lockstep.compress.gptq import gptq, output_error, refit_scales
+from lockstep.compress.descent import improve
+from lockstep.compress.gptq import gptq, output_error
 from lockstep.compress.grid import Grid, fit_grid, groups_of
 from lockstep.compress.layer_stream import PROJECTIONS, projection
 from lockstep.compress.scale_search import fold_awq, fold_smoothquant
@@ -108,28 +109,21 @@ def _best_by_gptq(
     scale_dtype: torch.dtype,
     damping: float,
 ) -> tuple[Grid, Tensor]:
-    """Levels and codes, the best of four.
+    """Levels and codes, the better of two, then improved.
 
     Feeding errors forward makes all inputs share them, so levels fitted to all inputs alike mostly
     win over those that favour important ones (SmolLM2's v: a seventh less error), but lose where
-    few inputs dominate (its down: twice the error). Both are tried, each with its scales fitted
-    again to the codes.
+    few inputs dominate (its down: twice the error). Both are tried.
     """
     h_KK, groups_K = inputs.hessian_KK, groups_of(scheme, weight_NK.shape[1])
-    best: tuple[Grid, Tensor] | None = None
-    least = math.inf
+    found = []
     for importance_K in (None, inputs.importance_K):
         grid = fit_grid(weight_NK, scheme, importance_K=importance_K, scale_dtype=scale_dtype)
         codes_NK = gptq(weight_NK, grid, h_KK, damping=damping)
-        grids = [grid]
-        if scheme.offset != "minimum":
-            grids.append(refit_scales(weight_NK, grid, codes_NK, h_KK, scale_dtype))
-        for candidate in grids:
-            error = output_error(candidate.values(codes_NK, groups_K) - weight_NK, h_KK)
-            if best is None or error < least:
-                best, least = (candidate, codes_NK), error
-    assert best is not None
-    return best
+        error = output_error(grid.values(codes_NK, groups_K) - weight_NK, h_KK)
+        found.append((error, grid, codes_NK))
+    _, grid, codes_NK = min(found, key=lambda candidate: candidate[0])
+    return improve(weight_NK, grid, codes_NK, h_KK, damping=damping, scale_dtype=scale_dtype)
 
 
 def _quantized(grid: Grid, codes_NK: Tensor, scale_dtype: torch.dtype) -> QuantizedWeight:
