@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from lockstep.compress import run
@@ -94,13 +95,23 @@ def test_a_damaged_layer_fails_the_gate_and_is_kept(
     assert (config.out / "model.safetensors").is_file()
 
 
-def test_a_failure_half_way_leaves_nothing(
-    config: QuantizeConfig, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ("lockstep.compress.run.collect", OSError(28, "No space left on device")),
+        (
+            "lockstep.models.shards.save_file",
+            SafetensorError("Error while serializing: No space left on device (os error 28)"),
+        ),
+    ],
+)
+def test_a_full_disk_is_named_and_nothing_is_left(
+    config: QuantizeConfig, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
+        raise error
 
-    monkeypatch.setattr(run, "collect", full)
+    monkeypatch.setattr(where, full)
     with pytest.raises(run.CapacityError, match="is full"):
         run.quantize(config, quiet=True)
     assert list(config.out.parent.iterdir()) == []

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from lockstep.compress.compressed_tensors import CompressedTensorsWriter
@@ -286,10 +287,17 @@ def _peak_memory_bytes() -> int:
 def _full_disk_named(out: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except (OSError, SafetensorError) as error:
+        if not _is_full_disk(error):
             raise
         raise CapacityError(
             f"the disk that holds {out} is full; nothing was left there. Free some space, or "
             "choose another --out"
         ) from error
+
+
+def _is_full_disk(error: OSError | SafetensorError) -> bool:
+    full = (errno.ENOSPC, errno.EDQUOT)
+    if isinstance(error, OSError):
+        return error.errno in full
+    return any(f"(os error {number})" in str(error) for number in full)  # all that it tells
