@@ -41,8 +41,14 @@ void case_pack(Run& run) {
         for (bool transposed : {false, true}) {
           auto b = run.values(shape.n * shape.k, src), packed = Run::room(packed_size(shape.n, shape.k, dst), dst);
           run.kernels.pack(packed.data(), dst, b.data(), src, shape.n, shape.k, transposed ? 1 : shape.k,
-                           transposed ? shape.n : 1, 0, 0);
+                           transposed ? shape.n : 1, 0, 0, 0, shape.k);
           run.take(packed);
+          auto below = Run::room(packed_size(shape.n, shape.k + 6, dst), dst);
+          run.kernels.pack(below.data(), dst, b.data(), src, shape.n, 6 > shape.k ? shape.k : 6, transposed ? 1 : shape.k,
+                           transposed ? shape.n : 1, 0, 0, 0, shape.k + 6);
+          run.kernels.pack(below.data(), dst, b.data(), src, shape.n, shape.k, transposed ? 1 : shape.k,
+                           transposed ? shape.n : 1, 0, 0, 6, shape.k + 6);
+          run.take(below);
         }
       }
     }
@@ -109,7 +115,7 @@ void case_gemm(Run& run) {
           auto a = run.values((m - 1) * lda + k, dtype), b = run.values(n * k, dtype);
           auto packed = Run::room(packed_size(n, k, dtype), dtype), c = run.values((m - 1) * ldc + n, c_dtype);
           const auto bias = run.floats(n);
-          run.kernels.pack(packed.data(), dtype, b.data(), dtype, n, k, k, 1, 0, 0);
+          run.kernels.pack(packed.data(), dtype, b.data(), dtype, n, k, k, 1, 0, 0, 0, k);
           run.kernels.gemm(c.data(), c_dtype, ldc, a.data(), dtype, lda, nullptr, 0, packed.data(), dtype,
                            m % 2 ? bias.data() : nullptr, nullptr, 0, m, n, k, segments, segments == 1 ? kAdd : kStore);
           run.take(c);

@@ -25,9 +25,13 @@ void case_rms_norm_backward(Run& run) {
         auto x = run.values(3 * d, dtype), dy = run.values(3 * d, dtype), w = run.values(d, w_dtype);
         auto dx = Run::room(3 * d, dtype);
         std::vector<float> dw(d);
-        run.kernels.rms_norm_backward(dx.data(), dw.data(), dy.data(), x.data(), w.data(), dtype, w_dtype, 3, d, kEps);
-        run.take(dx);
-        run.take(dw);
+        auto added = run.values(3 * d, dtype);
+        for (bool is_last : {false, true}) {  // of a block: a residual sum's gradient comes in, the weight is frozen
+          run.kernels.rms_norm_backward(dx.data(), is_last ? nullptr : dw.data(), dy.data(), x.data(), w.data(),
+                                        is_last ? added.data() : nullptr, dtype, w_dtype, 3, d, kEps);
+          run.take(dx);
+          run.take(dw);
+        }
       }
     }
   }
@@ -65,10 +69,12 @@ void case_silu_mul_backward(Run& run) {
   for (int dtype : kDtypes) {
     for (int64_t count : kWidths) {
       auto gate = run.values(count, dtype, 100), up = run.values(count, dtype), dy = run.values(count, dtype);
-      auto dgate = Run::room(count, dtype), dup = Run::room(count, dtype);
-      run.kernels.silu_mul_backward(dgate.data(), dup.data(), dy.data(), gate.data(), up.data(), dtype, count);
+      auto dgate = Run::room(count, dtype), dup = Run::room(count, dtype), y = Run::room(count, dtype);
+      run.kernels.silu_mul_backward(dgate.data(), dup.data(), y.data(), dy.data(), gate.data(), up.data(), dtype, 1,
+                                    count, count);
       run.take(dgate);
       run.take(dup);
+      run.take(y);
     }
   }
 }

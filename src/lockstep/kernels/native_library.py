@@ -22,7 +22,7 @@ import torch
 
 from lockstep.core.errors import ConfigError
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 LIBRARY_VARIABLE = "LOCKSTEP_NATIVE_LIBRARY"
 ISA_VARIABLE = "LOCKSTEP_ISA"
 ISAS = ("avx512bf16", "avx512vnni", "avx512", "avx2", "portable")
@@ -49,7 +49,7 @@ _SERVICES: dict[str, list[Any]] = {
 
 # name -> argument types of the kernels; the C declarations are in native/lockstep_native.h
 _KERNELS: dict[str, list[Any]] = {
-    "pack": [_ptr, _int, _ptr, _int, *[_long] * 5, _int],
+    "pack": [_ptr, _int, _ptr, _int, *[_long] * 5, _int, _long, _long],
     "pack_quantised": [_ptr, _long, *[_ptr] * 5, *[_long] * 3, _int],
     "gemm": [
         *[_ptr, _int, _long],
@@ -63,10 +63,10 @@ _KERNELS: dict[str, list[Any]] = {
     ],
     "quantise_rows": [_ptr, _ptr, _ptr, _int, *[_long] * 3],
     "rms_norm": [_ptr, _ptr, _ptr, _int, _int, _long, _long, _float],
-    "rms_norm_backward": [_ptr, _ptr, _ptr, _ptr, _ptr, _int, _int, _long, _long, _float],
+    "rms_norm_backward": [*[_ptr] * 6, _int, _int, _long, _long, _float],
     "rope": [_ptr, _ptr, _int, _ptr, _ptr, _ptr, _long, _long, _long, _long, _int],
     "silu_mul": [_ptr, _ptr, _ptr, _int, _long],
-    "silu_mul_backward": [_ptr, _ptr, _ptr, _ptr, _ptr, _int, _long],
+    "silu_mul_backward": [*[_ptr] * 6, _int, *[_long] * 3],
     "embedding": [_ptr, _int, _ptr, _int, _ptr, _long, _long],
     "embedding_quantised": [_ptr, _int, _ptr, _long, _ptr, _long, _long],
     "scale": [_ptr, _ptr, _int, _float, _long],

@@ -29,6 +29,7 @@ from lockstep.kernels.linear import (
     quantize_rtn,
     release,
 )
+from lockstep.kernels.linear.trained import Adapter, Projection, can_train
 from lockstep.kernels.rms_norm import rms_norm
 from lockstep.kernels.rope import rope
 
@@ -61,6 +62,23 @@ class Linear(nn.Module):
         """What an adapter makes of the product y of x."""
         return y_TN
 
+    def projection(self) -> Projection | None:
+        """The product as plain data; None where it is more than that: quantised, or adapted by
+        code.
+        """
+        return None if self.is_adapted else self._projection(None)
+
+    def _projection(self, adapter: Adapter | None) -> Projection | None:
+        if self.scheme is not None or isinstance(self.weight, QuantizedWeight):
+            return None
+        return Projection(
+            weight_NK=self.weight,
+            bias_N=self.bias,
+            packs=self.packs,
+            segments=self.segments,
+            adapter=adapter,
+        )
+
     def forward(
         self, x_TK: Tensor, residual_TN: Tensor | None = None, *, out: Tensor | None = None
     ) -> Tensor:
@@ -81,6 +99,15 @@ class Linear(nn.Module):
             return y_TN
         y_TN = self.adapt(x_TK, y_TN)
         return y_TN if residual_TN is None else residual_TN + y_TN
+
+
+def trained(x: Tensor, *modules: Linear) -> list[Projection] | None:
+    """The modules' products for a step with gradients in the fewest nodes; None: take modules."""
+    if not can_train(x):
+        return None
+    projections = [module.projection() for module in modules]
+    found = [projection for projection in projections if projection is not None]
+    return found if len(found) == len(modules) else None
 
 
 def side_by_side(

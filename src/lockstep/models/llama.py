@@ -22,9 +22,10 @@ from lockstep.kernels.cross_entropy import (
 )
 from lockstep.kernels.embedding import embedding
 from lockstep.kernels.linear import PackCache, gated_linear, linear
+from lockstep.kernels.linear.trained import gated_mlp, product, products
 from lockstep.kernels.silu_mul import silu_mul
 from lockstep.models.attention import AttentionContext, HeadSpec, PackedAttention
-from lockstep.models.layers import Embedding, Linear, RMSNorm, RotaryTable, side_by_side
+from lockstep.models.layers import Embedding, Linear, RMSNorm, RotaryTable, side_by_side, trained
 
 
 class Attention(nn.Module):
@@ -54,11 +55,16 @@ class Attention(nn.Module):
         rows_R: Tensor | None = None,
     ) -> Tensor:
         """x + attention(norm(x)), of some rows if `rows_R` says which."""
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        qkv_TX = side_by_side(x_TD, projections, norm, self.packs)
+        modules = (self.q_proj, self.k_proj, self.v_proj)
+        if together := trained(x_TD, *modules):
+            qkv_TX, x_TD = products(x_TD, together, self.packs, norm.weight, norm.eps)
+        else:
+            qkv_TX = side_by_side(x_TD, modules, norm, self.packs)
         o_TX = attention.attend(self.layer, qkv_TX, positions_T, rotary, self._heads())
         if rows_R is not None:
             x_TD, o_TX = (embedding(x, rows_R, dtype=x.dtype) for x in (x_TD, o_TX))
+        if output := trained(o_TX, self.o_proj):
+            return product(o_TX, *output, residual_TN=x_TD)
         return self.o_proj(o_TX, residual_TN=x_TD)
 
     def _heads(self) -> HeadSpec:
@@ -87,6 +93,8 @@ class MLP(nn.Module):
 
     def forward(self, x_TD: Tensor, norm: RMSNorm) -> Tensor:
         """x + mlp(norm(x))."""
+        if all_three := trained(x_TD, self.gate_proj, self.up_proj, self.down_proj):
+            return gated_mlp(x_TD, *all_three, norm.weight, norm.eps)
         return self.down_proj(self._gated(x_TD, norm), residual_TN=x_TD)
 
     def _gated(self, x_TD: Tensor, norm: RMSNorm) -> Tensor:

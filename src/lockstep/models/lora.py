@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lockstep.core.errors import ConfigError
 from lockstep.kernels.linear import QuantizedWeight, is_fused
+from lockstep.kernels.linear.trained import Adapter, Projection
 from lockstep.kernels.scale import scale
 from lockstep.models.layers import Linear, set_weight, take_over
 from lockstep.models.llama import Llama
@@ -40,6 +41,18 @@ class LoraLinear(Linear):
         """y + B (alpha / r) A x; in place where products are fused."""
         h_TR = scale(self.lora_A(x_TK), self.scaling)
         return self.lora_B(h_TR, y_TN, out=y_TN if is_fused(x_TK) else None)
+
+    def projection(self) -> Projection | None:
+        if not self.enabled:
+            return self._projection(None)
+        return self._projection(
+            Adapter(
+                a_RK=self.lora_A.weight,
+                b_NR=self.lora_B.weight,
+                scaling=self.scaling,
+                segments=self.lora_A.segments,
+            )
+        )
 
 
 def apply_lora(model: Llama, config: LoraConfig, *, seed: int = 0) -> list[str]:

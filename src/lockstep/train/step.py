@@ -19,6 +19,7 @@ from torch import Tensor
 from lockstep.core.errors import LockstepError
 from lockstep.kernels.cross_entropy import TokenStatistics
 from lockstep.kernels.embedding import embedding
+from lockstep.kernels.gradients import accumulated_in_place
 from lockstep.models.llama import Llama
 from lockstep.train.optimizer import (
     AdamW,
@@ -100,7 +101,8 @@ def train_step(
     sums: dict[str, float] = {}
     for micro_batch in micro_batches:
         loss = loss_fn(model, micro_batch)
-        torch.autograd.backward(loss.total / normaliser)
+        with accumulated_in_place():
+            torch.autograd.backward(loss.total / normaliser)
         loss_sum += loss.total.item()
         for name, value in loss.sums.items():
             sums[name] = sums.get(name, 0.0) + float(value)

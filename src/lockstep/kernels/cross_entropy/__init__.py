@@ -19,10 +19,12 @@ import torch
 from torch import Tensor
 
 from lockstep.core.quantization import WeightScheme
-from lockstep.kernels import dispatch
+from lockstep.kernels import dispatch, gradients
 from lockstep.kernels.cross_entropy import cpu, reference
 from lockstep.kernels.cross_entropy.quantized import QuantizedLogprobs
-from lockstep.kernels.linear import PackCache, QuantizedWeight, Weight
+from lockstep.kernels.linear import PackCache, QuantizedWeight, Weight, runs_natively
+from lockstep.kernels.linear.cpu import add_into
+from lockstep.kernels.scale.cpu import scale_into
 
 __all__ = [
     "TokenStatistics",
@@ -155,7 +157,7 @@ class _WeightedSum(torch.autograd.Function):
         )
         ctx.mark_non_differentiable(entropy)
         ctx.save_for_backward(dhidden)
-        ctx.dtype, ctx.weight_dtype = hidden.dtype, weight.dtype
+        ctx.dtype, ctx.weight = hidden.dtype, weight
         ctx.dweight = dweight if needs_weight else None
         return (logprobs * weights).sum(), entropy
 
@@ -166,8 +168,17 @@ class _WeightedSum(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             # Scaled in place: a second copy of a vocabulary's gradient would be the peak of memory.
             assert ctx.dweight is not None, "the weight's gradient was used up by another backward"
-            dweight = ctx.dweight.mul_(dtotal).to(ctx.weight_dtype)
-            ctx.dweight = None
+            made, ctx.dweight = ctx.dweight, None
+            native = runs_natively(made)
+            if native:
+                scale_into(made, made, dtotal.item())
+            else:
+                made.mul_(dtotal)
+            dweight = gradients.deliver(
+                ctx.weight,
+                lambda: made,
+                lambda grad: add_into(grad, made) if native else grad.add_(made),
+            )
         return (dhidden * dtotal).to(ctx.dtype), dweight, None, None, None, None
 
 

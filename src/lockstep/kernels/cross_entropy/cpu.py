@@ -3,8 +3,9 @@ whole.
 
 A chunk of logits stays in cache between the product and the row pass.
 `token_logprobs_with_gradient` makes the gradients while a chunk is at hand, so a training step
-computes its logits once; `token_logprobs_backward` computes them again. Chunks are 64 rows, or 256
-where the weight's gradient is summed too (it is read and written once a chunk).
+computes its logits once; `token_logprobs_backward` computes them again. Logits are made for 64 rows
+at a time; where the weight's gradient is summed too, theirs are gathered for 256, as it is read and
+written once for each.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from lockstep.kernels.linear.cpu import add_grad_weight, gemm, pack_temporary
 from lockstep.kernels.native_library import DTYPE_CODE, native
 
-_CHUNK, _CHUNK_WITH_WEIGHT_GRAD = 64, 256
+_CHUNK, _GATHERED = 64, 256
 
 
 def row_logprobs(
@@ -81,6 +82,7 @@ def token_logprobs_backward(
             inverse_temperature_T[rows],
             dlogprobs_T[rows],
         )
+    gradients.finish()
     return gradients.dhidden_TD, gradients.dweight_VD
 
 
@@ -102,6 +104,7 @@ def token_logprobs_with_gradient(
         for whole, part in zip(statistics, (logprobs, lse, entropy), strict=True):
             whole[rows] = part
         gradients.add(rows, logits, lse, targets, scale, coefficients_T[rows])
+    gradients.finish()
     logprobs, lse, entropy = statistics
     return logprobs, lse, entropy, gradients.dhidden_TD, gradients.dweight_VD
 
@@ -115,19 +118,19 @@ class _Gradients:
         self._hidden_TD, self._vocab_size = hidden_TD.contiguous(), weight_VD.shape[0]
         self._packed = pack_temporary(weight_VD.t(), hidden_TD.dtype)
         self._weight_needs_grad = weight_needs_grad
-        self._chunk = _CHUNK_WITH_WEIGHT_GRAD if weight_needs_grad else _CHUNK
-        shape = (min(self._chunk, len(hidden_TD)), self._vocab_size)
-        self._logits = torch.empty(shape)  # one for all chunks: fresh memory is slow memory
-        is_fp32 = hidden_TD.dtype == torch.float32
-        self._dlogits = self._logits if is_fp32 else torch.empty(shape, dtype=hidden_TD.dtype)
+        num_gathered = min(_GATHERED if weight_needs_grad else _CHUNK, len(hidden_TD))
+        # One for all chunks: fresh memory is slow memory.
+        self._logits = torch.empty(min(_CHUNK, len(hidden_TD)), self._vocab_size)
+        self._dlogits = torch.empty(num_gathered, self._vocab_size, dtype=hidden_TD.dtype)
+        self._gathered = slice(0, 0)
         self.dhidden_TD = torch.empty(hidden_TD.shape, dtype=dtype)
         self.dweight_VD = torch.empty(weight_VD.shape if weight_needs_grad else 0)
         if weight_needs_grad and len(hidden_TD) == 0:
             self.dweight_VD.zero_()
 
     def chunks(self) -> Iterator[slice]:
-        for start in range(0, len(self._hidden_TD), self._chunk):
-            yield slice(start, min(start + self._chunk, len(self._hidden_TD)))
+        for start in range(0, len(self._hidden_TD), _CHUNK):
+            yield slice(start, min(start + _CHUNK, len(self._hidden_TD)))
 
     def logits(self, rows: slice, packed: Tensor) -> Tensor:
         out = self._logits[: rows.stop - rows.start]
@@ -142,8 +145,12 @@ class _Gradients:
         inverse_temperature_R: Tensor,
         coefficients_R: Tensor,
     ) -> None:
-        """The part of one chunk, whose logits are overwritten in fp32."""
-        hidden, dlogits = self._hidden_TD[rows], self._dlogits[: len(logits)]
+        """The part of one chunk; a few of them together go into the gradients."""
+        if rows.stop - self._gathered.start > len(self._dlogits):
+            self.finish()
+        begin = rows.start - self._gathered.start
+        self._gathered = slice(self._gathered.start, rows.stop)
+        dlogits = self._dlogits[begin : begin + len(logits)]
         native().ls_row_softmax_grad(
             dlogits.data_ptr(),
             DTYPE_CODE[dlogits.dtype],
@@ -154,6 +161,12 @@ class _Gradients:
             coefficients_R.data_ptr(),
             *logits.shape,
         )
+
+    def finish(self) -> None:
+        """Products of the logits' gradients gathered so far."""
+        rows = self._gathered
+        hidden, dlogits = self._hidden_TD[rows], self._dlogits[: rows.stop - rows.start]
         gemm(dlogits, self._packed, hidden.shape[1], out=self.dhidden_TD[rows])
-        if self._weight_needs_grad:
+        if self._weight_needs_grad and len(hidden):
             add_grad_weight(self.dweight_VD, dlogits, hidden, accumulate=rows.start > 0)
+        self._gathered = slice(rows.stop, rows.stop)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lockstep.kernels import dispatch
+from lockstep.kernels import dispatch, gradients
 from lockstep.kernels.embedding import cpu, reference
+from lockstep.kernels.linear import runs_natively
 
 __all__ = ["embedding"]
 
@@ -31,13 +33,19 @@ _backward_op = dispatch.define(
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     weight, tokens, _bf16 = inputs
     ctx.save_for_backward(tokens)
+    ctx.weight = weight if weight.is_leaf else None
     ctx.vocab_size, ctx.dtype = weight.shape[0], weight.dtype
 
 
 def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     (tokens,) = ctx.saved_tensors
-    dw = _backward_op(dy, tokens, ctx.vocab_size).to(ctx.dtype) if ctx.needs_input_grad[0] else None
-    return dw, None, None
+    if not ctx.needs_input_grad[0]:
+        return None, None, None
+    make = functools.partial(_backward_op, dy, tokens, ctx.vocab_size)
+    if ctx.weight is None or not runs_natively(dy):
+        return make().to(ctx.dtype), None, None
+    add_to = functools.partial(cpu.add_backward, dy_TD=dy, tokens_T=tokens)
+    return gradients.deliver(ctx.weight, make, add_to), None, None
 
 
 dispatch.autograd("embedding", backward=_backward, setup_context=_setup_context)

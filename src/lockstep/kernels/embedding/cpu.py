@@ -59,8 +59,13 @@ def embedding_quantized(
 
 
 def embedding_backward(dy_TD: Tensor, tokens_T: Tensor, vocab_size: int) -> Tensor:
-    dy_TD = dy_TD.contiguous()
     dw_VD = torch.zeros(vocab_size, dy_TD.shape[1], dtype=torch.float32)
+    return add_backward(dw_VD, dy_TD, tokens_T)
+
+
+def add_backward(dw_VD: Tensor, dy_TD: Tensor, tokens_T: Tensor) -> Tensor:
+    """dw += the rows of dy, in the order of tokens."""
+    dy_TD = dy_TD.contiguous()
     native().ls_embedding_backward(
         dw_VD.data_ptr(),
         dy_TD.data_ptr(),

@@ -161,6 +161,11 @@ def add_grad_weight(dw_NK: Tensor, dy_TN: Tensor, x_TK: Tensor, *, accumulate: b
     return dw_NK
 
 
+def add_into(y: Tensor, x: Tensor) -> None:
+    """y += x, both contiguous and of one dtype."""
+    native().ls_add(y.data_ptr(), x.data_ptr(), y.data_ptr(), DTYPE_CODE[y.dtype], y.numel())
+
+
 def column_sum(dy_TN: Tensor) -> Tensor:
     dy_TN = dy_TN.contiguous()
     total_N = torch.empty(dy_TN.shape[1], dtype=torch.float32)

@@ -128,9 +128,19 @@ def pack(pieces: Sequence[Tensor], dtype: torch.dtype, *, interleaved: bool = Fa
 
 
 def pack_into(
-    packed: Tensor, matrix_NK: Tensor, *, first_column: int = 0, interleaved: bool = False
+    packed: Tensor,
+    matrix_NK: Tensor,
+    *,
+    first_column: int = 0,
+    interleaved: bool = False,
+    first_input: int = 0,
+    num_inputs: int | None = None,
 ) -> Tensor:
-    """Pack a matrix of any strides; from column 0 on the rest of its last panel is cleared."""
+    """Pack a matrix of any strides; from column 0 on the rest of its last panel is cleared. It may
+    be the inputs from `first_input` (even) on of a weight with `num_inputs`.
+    """
+    num_inputs = matrix_NK.shape[1] if num_inputs is None else num_inputs
+    assert first_input % 2 == 0, "pairs of inputs are never split"
     native().ls_pack(
         packed.data_ptr(),
         DTYPE_CODE[packed.dtype],
@@ -140,6 +150,8 @@ def pack_into(
         *matrix_NK.stride(),
         first_column,
         int(interleaved),
+        first_input,
+        num_inputs,
     )
     return packed
 

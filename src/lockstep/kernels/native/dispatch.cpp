@@ -91,7 +91,7 @@ const Kernels& kernels_in_use() { return *chosen()->kernels(); }
 
 }  // namespace ls
 
-LS_EXPORT int ls_abi_version() { return 4; }
+LS_EXPORT int ls_abi_version() { return 5; }
 LS_EXPORT const char* ls_isa() { return ls::chosen()->name; }
 
 // The instruction sets of this library, best first, as "name: features this CPU lacks" lines; nothing after the colon

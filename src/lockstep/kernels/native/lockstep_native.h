@@ -15,10 +15,11 @@ enum Dtype : int { kFp32 = 0, kBf16 = 1 };
 // simd/ and a prototype in native_library.py.
 struct Kernels {
   // Weights into panels for `gemm`. A piece fills columns from first_column on: n of them, or every other 16 when
-  // interleaved (gate at 0 and up at 16 of a gated product). pack_quantised: values are bytes (n, k); scales and shifts
-  // (zero points or minimums) are (n, groups) in the format's types, one fp32 a row per channel.
+  // interleaved (gate at 0 and up at 16 of a gated product); and inputs first_input (even) to first_input + k of
+  // num_inputs. pack_quantised: values are bytes (n, k); scales and shifts (zero points or minimums) are (n, groups) in
+  // the format's types, one fp32 a row per channel.
   void (*pack)(void* dst, int dst_dtype, const void* src, int src_dtype, int64_t n, int64_t k, int64_t stride_n,
-               int64_t stride_k, int64_t first_column, int interleaved);
+               int64_t stride_k, int64_t first_column, int interleaved, int64_t first_input, int64_t num_inputs);
   void (*pack_quantised)(void* dst, int64_t format, const void* values, const void* scales, const void* shifts,
                          const void* super_scales, const void* super_minimums, int64_t n, int64_t k,
                          int64_t first_column, int interleaved);
@@ -29,13 +30,15 @@ struct Kernels {
                int64_t ld_residual, int64_t m, int64_t n, int64_t k, int segments, int epilogue);
   void (*quantise_rows)(void* q, float* scales, const void* x, int dtype, int64_t t, int64_t k, int64_t stride);
   void (*rms_norm)(void* y, const void* x, const void* w, int dtype, int w_dtype, int64_t t, int64_t d, float eps);
-  void (*rms_norm_backward)(void* dx, float* dw, const void* dy, const void* x, const void* w, int dtype, int w_dtype,
-                            int64_t t, int64_t d, float eps);
+  // dx = gradient + added (null: nothing); dw null: not wanted.
+  void (*rms_norm_backward)(void* dx, float* dw, const void* dy, const void* x, const void* w, const void* added,
+                            int dtype, int w_dtype, int64_t t, int64_t d, float eps);
   void (*rope)(void* y, const void* x, int dtype, const int64_t* positions, const float* cos, const float* sin,
                int64_t t, int64_t n, int64_t h, int64_t stride_t, int inverse);
   void (*silu_mul)(void* y, const void* gate, const void* up, int dtype, int64_t count);
-  void (*silu_mul_backward)(void* dgate, void* dup, const void* dy, const void* gate, const void* up, int dtype,
-                            int64_t count);
+  // Rows of `width` elements, those of dgate and dup `stride` apart; y: silu(gate) * up once more, or null.
+  void (*silu_mul_backward)(void* dgate, void* dup, void* y, const void* dy, const void* gate, const void* up, int dtype,
+                            int64_t rows, int64_t width, int64_t stride);
   void (*embedding)(void* y, int dtype, const void* w, int w_dtype, const int64_t* tokens, int64_t t, int64_t d);
   // Rows of a packed quantised weight (n, k), dequantised.
   void (*embedding_quantised)(void* y, int dtype, const void* packed, int64_t format, const int64_t* tokens, int64_t t,

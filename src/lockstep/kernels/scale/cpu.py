@@ -1,4 +1,4 @@
-"""Native scale, on one thread: an adapter's hidden rows are few and short."""
+"""Native scale."""
 
 from __future__ import annotations
 
@@ -11,5 +11,10 @@ from lockstep.kernels.native_library import DTYPE_CODE, native
 def scale(x: Tensor, factor: float) -> Tensor:
     x = x.contiguous()
     y = torch.empty_like(x)
-    native().ls_scale(y.data_ptr(), x.data_ptr(), DTYPE_CODE[x.dtype], factor, x.numel())
+    scale_into(y, x, factor)
     return y
+
+
+def scale_into(y: Tensor, x: Tensor, factor: float) -> None:
+    """y = factor * x, both contiguous; y may be x."""
+    native().ls_scale(y.data_ptr(), x.data_ptr(), DTYPE_CODE[x.dtype], factor, x.numel())

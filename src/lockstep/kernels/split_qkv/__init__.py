@@ -24,10 +24,11 @@ def _fake(qkv: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _fake_backward(dq: Tensor, dk: Tensor, dv: Tensor, qkv: Tensor, *rest: Any) -> Any:
+def _fake_backward(dq: Tensor, dk: Tensor, dv: Tensor, qkv: Tensor | None, *rest: Any) -> Any:
     size = 0 if rest[3] is None else dq.shape[2]
-    norms = (qkv.new_empty(size, dtype=torch.float32) for _ in range(2))
-    return (qkv.new_empty(qkv.shape), *norms)
+    norms = (dq.new_empty(size, dtype=torch.float32) for _ in range(2))
+    num_heads = dq.shape[1] + 2 * dk.shape[1]
+    return (dq.new_empty(len(dq), num_heads * dq.shape[2]), *norms)
 
 
 _split = dispatch.define(
@@ -38,7 +39,7 @@ _split = dispatch.define(
     fake=_fake,
 )
 _split_backward = dispatch.define(
-    "split_qkv_backward(Tensor dq, Tensor dk, Tensor dv, Tensor qkv, Tensor positions, Tensor cos,"
+    "split_qkv_backward(Tensor dq, Tensor dk, Tensor dv, Tensor? qkv, Tensor positions, Tensor cos,"
     " Tensor sin, Tensor? q_norm, Tensor? k_norm, float eps) -> (Tensor, Tensor, Tensor)",
     reference=reference.split_qkv_backward,
     native=cpu.split_qkv_backward,
@@ -47,8 +48,9 @@ _split_backward = dispatch.define(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.eps, _num_heads, _num_kv_heads = inputs
-    ctx.save_for_backward(*tensors)
+    qkv, *tensors, ctx.eps, _num_heads, _num_kv_heads = inputs
+    has_norms = tensors[-1] is not None  # only their gradients need what came in
+    ctx.save_for_backward(qkv if has_norms else None, *tensors)
 
 
 def _backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:

@@ -34,7 +34,7 @@ def split_qkv_backward(
     dq_TNH: Tensor,
     dk_TKH: Tensor,
     dv_TKH: Tensor,
-    qkv_TX: Tensor,
+    qkv_TX: Tensor | None,
     positions_T: Tensor,
     cos_PH: Tensor,
     sin_PH: Tensor,
@@ -43,12 +43,13 @@ def split_qkv_backward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dqkv (T, X) in its dtype, and the gradients (H,) of both norms' weights in fp32 (empty where
-    there are none).
+    there are none; then `qkv_TX` is not needed either).
     """
     dq = rope.rope(dq_TNH, positions_T, cos_PH, sin_PH, True)
     dk = rope.rope(dk_TKH, positions_T, cos_PH, sin_PH, True)
     dq_norm_H, dk_norm_H = torch.empty(0), torch.empty(0)
     if q_norm_H is not None and k_norm_H is not None:
+        assert qkv_TX is not None
         q, k, _ = _heads(qkv_TX, dq.shape[1], dk.shape[1])
         dq_norm_H, dk_norm_H = _norm_weight_grad(dq, q, eps), _norm_weight_grad(dk, k, eps)
         dq = rms_norm.rms_norm_backward(dq, q, q_norm_H, eps)[0]

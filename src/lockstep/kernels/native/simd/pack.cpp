@@ -52,9 +52,11 @@ void turn_rows(Dst* out, const Src* in, int64_t width, int64_t ks, int64_t strid
 }
 
 template <typename Dst, typename Src>
-void pack_as(Dst* dst, const Src* src, const Columns& columns, int64_t k, int64_t stride_n, int64_t stride_k) {
+void pack_as(Dst* dst, const Src* src, const Columns& columns, int64_t k, int64_t stride_n, int64_t stride_k,
+             int64_t first_input, int64_t num_inputs) {
   constexpr int pair = sizeof(Dst) == 2 ? 2 : 1;
   const int64_t steps = (k + pair - 1) / pair;
+  const int64_t panel_steps = (num_inputs + pair - 1) / pair, first_step = first_input / pair;
   const int64_t bands = (steps + kBand - 1) / kBand;
   // Panels of its own: what a later piece puts into the last one comes after.
   const bool is_whole = !columns.interleaved && columns.first % kPanel == 0;
@@ -62,7 +64,7 @@ void pack_as(Dst* dst, const Src* src, const Columns& columns, int64_t k, int64_
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t panel = columns.first_panel() + unit / bands, first = unit % bands * kBand;
       const int64_t last = std::min(first + kBand, steps), ks = std::min(last * pair, k) - first * pair;
-      Dst* out = dst + (panel * steps + first) * kPanel * pair;
+      Dst* out = dst + (panel * panel_steps + first_step + first) * kPanel * pair;
       if (is_whole && (stride_n == 1 || stride_k == 1)) {
         const int64_t row = panel * kPanel - columns.first, width = std::min<int64_t>(kPanel, columns.rows - row);
         const Src* in = src + row * stride_n + first * pair * stride_k;
@@ -100,11 +102,11 @@ void pack_as(Dst* dst, const Src* src, const Columns& columns, int64_t k, int64_
 }  // namespace
 
 void pack(void* dst, int dst_dtype, const void* src, int src_dtype, int64_t n, int64_t k, int64_t stride_n,
-          int64_t stride_k, int64_t first_column, int interleaved) {
+          int64_t stride_k, int64_t first_column, int interleaved, int64_t first_input, int64_t num_inputs) {
   with_dtype(dst_dtype, [&](auto* d) {
     with_dtype(src_dtype, [&](auto* s) {
       pack_as(static_cast<decltype(d)>(dst), static_cast<decltype(s)>(const_cast<void*>(src)),
-              {first_column, n, interleaved != 0}, k, stride_n, stride_k);
+              {first_column, n, interleaved != 0}, k, stride_n, stride_k, first_input, num_inputs);
     });
   });
 }

@@ -91,8 +91,13 @@ void embedding_quantised(void* y, int dtype, const void* packed, int64_t format,
 void scale(void* y, const void* x, int dtype, float factor, int64_t count) {
   with_dtype(dtype, [&](auto* element) {
     using T = std::remove_pointer_t<decltype(element)>;
-    each_vector(count, [&](int64_t i, int64_t n) {
-      store_upto(static_cast<T*>(y) + i, mul(load_upto(static_cast<const T*>(x) + i, n), set1(factor)), n);
+    constexpr int64_t piece = 64 * 1024;
+    parallel((count + piece - 1) / piece, 1, [&](int64_t begin, int64_t end) {
+      const int64_t first = begin * piece;
+      each_vector(std::min(end * piece, count) - first, [&](int64_t i, int64_t n) {
+        const V value = load_upto(static_cast<const T*>(x) + first + i, n);
+        store_upto(static_cast<T*>(y) + first + i, mul(value, set1(factor)), n);
+      });
     });
   });
 }

@@ -23,16 +23,18 @@ void rms_norm_rows(T* y, const T* x, const W* w, int64_t t, int64_t d, float eps
 }
 
 template <typename T, typename W>
-void rms_norm_backward_rows(T* dx, float* dw, const T* dy, const T* x, const W* w, int64_t t, int64_t d, float eps) {
+void rms_norm_backward_rows(T* dx, float* dw, const T* dy, const T* x, const W* w, const T* added, int64_t t, int64_t d,
+                            float eps) {
   auto* scales = static_cast<float*>(std::malloc(std::max<int64_t>(t, 1) * sizeof(float)));
   if (scales == nullptr) std::abort();
   parallel(t, rows_per_piece(d), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const T *in = x + row * d, *grad = dy + row * d;
       T* out = dx + row * d;
-      scales[row] = normalise_backward(out, grad, in, w, d, eps);
+      scales[row] = normalise_backward(out, grad, in, w, d, eps, added ? added + row * d : nullptr);
     }
   });
+  if (dw == nullptr) return std::free(scales);
   // Each thread owns 16 columns or more and sums them down the rows, so the order does not depend on threads.
   parallel((d + kLanes - 1) / kLanes, 1, [&](int64_t begin, int64_t end) {
     for (int64_t v = begin; v < end; ++v) {
@@ -77,15 +79,19 @@ void silu_mul_elements(T* y, const T* gate, const T* up, int64_t count) {
 }
 
 template <typename T>
-void silu_mul_backward_elements(T* dgate, T* dup, const T* dy, const T* gate, const T* up, int64_t count) {
-  parallel((count + kLanes - 1) / kLanes, kElementsPerPiece / kLanes / 4, [&](int64_t begin, int64_t end) {
-    const int64_t first = begin * kLanes, last = std::min(end * kLanes, count);
-    each_vector(last - first, [&](int64_t i, int64_t n) {
-      const V g = load_upto(gate + first + i, n), u = load_upto(up + first + i, n), d = load_upto(dy + first + i, n);
-      const V s = sigmoid(g), slope = fma(g, sub(set1(1.0f), s), set1(1.0f));
-      store_upto(dgate + first + i, mul(mul(d, u), mul(s, slope)), n);
-      store_upto(dup + first + i, mul(d, mul(g, s)), n);
-    });
+void silu_mul_backward_rows(T* dgate, T* dup, T* y, const T* dy, const T* gate, const T* up, int64_t rows,
+                            int64_t width, int64_t stride) {
+  parallel(rows, rows_per_piece(4 * width), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t from = row * width, to = row * stride;
+      each_vector(width, [&](int64_t i, int64_t n) {
+        const V g = load_upto(gate + from + i, n), u = load_upto(up + from + i, n), d = load_upto(dy + from + i, n);
+        const V s = sigmoid(g), silu = mul(g, s), slope = fma(g, sub(set1(1.0f), s), set1(1.0f));
+        store_upto(dgate + to + i, mul(mul(d, u), mul(s, slope)), n);
+        store_upto(dup + to + i, mul(d, silu), n);
+        if (y) store_upto(y + from + i, mul(silu, u), n);
+      });
+    }
   });
 }
 
@@ -153,11 +159,11 @@ void rms_norm(void* y, const void* x, const void* w, int dtype, int w_dtype, int
   });
 }
 
-void rms_norm_backward(void* dx, float* dw, const void* dy, const void* x, const void* w, int dtype, int w_dtype,
-                       int64_t t, int64_t d, float eps) {
+void rms_norm_backward(void* dx, float* dw, const void* dy, const void* x, const void* w, const void* added, int dtype,
+                       int w_dtype, int64_t t, int64_t d, float eps) {
   with_dtype(dtype, [&](auto* e) {
     with_dtype(w_dtype, [&](auto* we) {
-      rms_norm_backward_rows(as(dx, e), dw, as(dy, e), as(x, e), as(w, we), t, d, eps);
+      rms_norm_backward_rows(as(dx, e), dw, as(dy, e), as(x, e), as(w, we), as(added, e), t, d, eps);
     });
   });
 }
@@ -173,10 +179,10 @@ void silu_mul(void* y, const void* gate, const void* up, int dtype, int64_t coun
   with_dtype(dtype, [&](auto* e) { silu_mul_elements(as(y, e), as(gate, e), as(up, e), count); });
 }
 
-void silu_mul_backward(void* dgate, void* dup, const void* dy, const void* gate, const void* up, int dtype,
-                       int64_t count) {
+void silu_mul_backward(void* dgate, void* dup, void* y, const void* dy, const void* gate, const void* up, int dtype,
+                       int64_t rows, int64_t width, int64_t stride) {
   with_dtype(dtype, [&](auto* e) {
-    silu_mul_backward_elements(as(dgate, e), as(dup, e), as(dy, e), as(gate, e), as(up, e), count);
+    silu_mul_backward_rows(as(dgate, e), as(dup, e), as(y, e), as(dy, e), as(gate, e), as(up, e), rows, width, stride);
   });
 }
 

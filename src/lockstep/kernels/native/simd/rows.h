@@ -44,9 +44,10 @@ LS_INLINE void normalise(T* y, const T* x, const W* w, int64_t d, float eps) {
   });
 }
 
-// dx = r (w dy - x r^2 mean(w dy x)); returns r = 1 / rms(x).
+// dx = r (w dy - x r^2 mean(w dy x)) [+ added]; returns r = 1 / rms(x).
 template <typename T, typename W>
-LS_INLINE float normalise_backward(T* dx, const T* dy, const T* x, const W* w, int64_t d, float eps) {
+LS_INLINE float normalise_backward(T* dx, const T* dy, const T* x, const W* w, int64_t d, float eps,
+                                   const T* added = nullptr) {
   const float r = inverse_rms(x, d, eps);
   V dots = zero();
   each_vector(d, [&](int64_t i, int64_t count) {
@@ -56,7 +57,8 @@ LS_INLINE float normalise_backward(T* dx, const T* dy, const T* x, const W* w, i
   const V rv = set1(r), correction = set1(-(r * r * mean));
   each_vector(d, [&](int64_t i, int64_t count) {
     const V wdy = mul(load_upto(w + i, count), load_upto(dy + i, count));
-    store_upto(dx + i, mul(rv, fma(load_upto(x + i, count), correction, wdy)), count);
+    const V value = fma(load_upto(x + i, count), correction, wdy);
+    store_upto(dx + i, added ? fma(rv, value, load_upto(added + i, count)) : mul(rv, value), count);
   });
   return r;
 }
