@@ -122,11 +122,19 @@ def test_a_gated_mlp(isa: str, dtype: torch.dtype, biased: bool, adapted: bool) 
     gated = silu_mul(separate(h, gate), separate(h, up))
     assert torch.equal(y, x + separate(gated, down))
 
+    inputs, dy = [x, *weights.trained], torch.ones_like(y)
+    again = gated_mlp(x, gate, up, down, norm, EPS, recompute=True)
+    kept, made_again = (
+        torch.autograd.grad(out, inputs, dy, retain_graph=True) for out in (y, again)
+    )
+    assert torch.equal(again, y)
+    assert all(map(torch.equal, kept, made_again))
+
     doubles = {w: w.detach().double().requires_grad_() for w in weights.trained}
     x64 = x.detach().double().requires_grad_()
     h64 = normed(x64, doubles[norm])
     gated64 = torch.nn.functional.silu(exact(h64, gate, doubles)) * exact(h64, up, doubles)
-    check(y, x64 + exact(gated64, down, doubles), [x, *weights.trained], [x64, *doubles.values()])
+    check(y, x64 + exact(gated64, down, doubles), inputs, [x64, *doubles.values()])
 
 
 def test_gradients_added_in_place_are_the_sum_of_both() -> None:

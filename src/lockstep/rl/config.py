@@ -99,6 +99,8 @@ class LoopConfig:
     """Tokens in one forward and backward pass; it sets the memory, not what is learned."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    recompute_mlp: bool = False
+    """Recompute half of them only, the wide ones of the MLP: about a tenth more time."""
     eval_every: int = 0
     """Steps between greedy measurements on held-out items, first and last always; 0 for none."""
     eval_items: int = 100

@@ -30,6 +30,7 @@ def load_policy(config: RLConfig) -> LoadedModel:
         apply_lora(loaded.model, config.lora, seed=config.loop.seed)
     loaded.model.kv_format = _kv_format(config)
     loaded.model.activation_checkpointing = config.loop.activation_checkpointing
+    loaded.model.recompute_mlp(config.loop.recompute_mlp)
     return loaded
 
 

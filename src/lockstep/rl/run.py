@@ -52,6 +52,7 @@ MAY_DIFFER_ON_RESUME = (
     "settings.out",
     "settings.rollout.trajectory_format",
     "settings.loop.activation_checkpointing",
+    "settings.loop.recompute_mlp",
     "settings.loop.eval_every",
     "settings.loop.eval_items",
     "settings.loop.save_every",

@@ -90,6 +90,8 @@ class LoopConfig:
     """Tokens in one forward and backward pass; it sets the memory, not what is learned."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    recompute_mlp: bool = False
+    """Recompute half of them only, the wide ones of the MLP: about a tenth more time."""
     save_every: int = 100
     """Steps between checkpoints."""
     keep: int = 2
@@ -141,6 +143,7 @@ _CANNOT_CHANGE_WEIGHTS = (
     "settings.data.data",  # its content is compared by hash
     "settings.data.eval_data",
     "settings.loop.activation_checkpointing",
+    "settings.loop.recompute_mlp",
     "settings.loop.save_every",
     "settings.loop.keep",
     "settings.loop.eval_every",

@@ -206,6 +206,7 @@ class SFTRun:
             compute_dtype=self.loaded.model.compute_dtype,
             micro_batch_tokens=self.config.loop.micro_batch_tokens,
             activation_checkpointing=self.config.loop.activation_checkpointing,
+            recompute_mlp=self.config.loop.recompute_mlp,
         )
 
 
@@ -220,6 +221,7 @@ def _load_trainable(config: SFTConfig) -> LoadedModel:
     if config.lora is not None:
         apply_lora(loaded.model, config.lora, seed=config.loop.seed)
     loaded.model.activation_checkpointing = config.loop.activation_checkpointing
+    loaded.model.recompute_mlp(config.loop.recompute_mlp)
     return loaded
 
 

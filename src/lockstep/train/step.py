@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lockstep.core.errors import LockstepError
+from lockstep.kernels import huge_pages
 from lockstep.kernels.cross_entropy import TokenStatistics
 from lockstep.kernels.embedding import embedding
 from lockstep.kernels.gradients import accumulated_in_place
@@ -97,6 +98,8 @@ def train_step(
 ) -> StepMetrics:
     """Accumulate, clip, step; DivergenceError (weights untouched) if a value is not finite."""
     optimizer.zero_grad(set_to_none=True)
+    if model.recomputes_mlp:  # memory is short: activations do not fit where gradients were
+        huge_pages.trim_heap()
     loss_sum = 0.0
     sums: dict[str, float] = {}
     for micro_batch in micro_batches:

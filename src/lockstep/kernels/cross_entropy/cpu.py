@@ -4,7 +4,7 @@ whole.
 A chunk of logits stays in cache between the product and the row pass.
 `token_logprobs_with_gradient` makes the gradients while a chunk is at hand, so a training step
 computes its logits once; `token_logprobs_backward` computes them again. Logits are made for 64 rows
-at a time; where the weight's gradient is summed too, theirs are gathered for 256, as it is read and
+at a time; where the weight's gradient is summed too, theirs are gathered for 192, as it is read and
 written once for each.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from lockstep.kernels.linear.cpu import add_grad_weight, gemm, pack_temporary
 from lockstep.kernels.native_library import DTYPE_CODE, native
 
-_CHUNK, _GATHERED = 64, 256
+_CHUNK, _GATHERED = 64, 192
 
 
 def row_logprobs(

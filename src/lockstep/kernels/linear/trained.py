@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.kernels import dispatch, gradients, native_library, workspace
+from lockstep.kernels import dispatch, gradients, huge_pages, native_library, workspace
 from lockstep.kernels.linear import cpu, packing
 from lockstep.kernels.linear.packs import PackCache
 from lockstep.kernels.native_library import DTYPE_CODE
@@ -100,10 +100,16 @@ def gated_mlp(
     down: Projection,
     norm_weight_K: Tensor,
     eps: float,
+    *,
+    recompute: bool = False,
 ) -> Tensor:
-    """x + down(silu(gate(norm(x))) * up(norm(x)))."""
+    """x + down(silu(gate(norm(x))) * up(norm(x))). `recompute`: gate's and up's outputs, half of
+    what a layer keeps, are computed again in the backward pass.
+    """
     inner, outer = _Group([gate, up], None), _Group([down], down.packs)
-    return _GatedMLP.apply(inner, outer, eps, x_TK, norm_weight_K, *inner.tensors, *outer.tensors)
+    return _GatedMLP.apply(
+        inner, outer, eps, recompute, x_TK, norm_weight_K, *inner.tensors, *outer.tensors
+    )
 
 
 class _Group:
@@ -288,7 +294,7 @@ class _Products(torch.autograd.Function):
         if norm_weight is None:
             dx = group.grad_input(dy, dh) if wants_x else None
         elif wants_x or wants_norm:
-            drows = group.grad_input(dy, dh, out=_scratch("drows", x))
+            drows = group.grad_input(dy, dh, out=rows)
             dx, dnorm = _norm_backward(drows, x, norm_weight, ctx.eps, dalias, wants_norm)
         return None, None, dx, dy if wants_residual else None, dnorm, *grads
 
@@ -302,17 +308,21 @@ class _GatedMLP(torch.autograd.Function):
         inner: _Group,
         outer: _Group,
         eps: float,
+        recompute: bool,
         x: Tensor,
         norm_weight: Tensor,
         *tensors: Tensor | None,
     ) -> Tensor:
-        rows = _normed(x, norm_weight, eps)
-        gate, up = (x.new_empty(len(x), size) for size in inner.sizes)
-        _, hidden = inner.forward(rows, places=(gate, up))
+        shape = (len(x), inner.sizes[0])
+        make = workspace.take if recompute else _fresh
+        gate, up = (make(name, shape, x.dtype) for name in ("gate", "up"))
+        _, hidden = inner.forward(_normed(x, norm_weight, eps), places=(gate, up))
         gated = silu_mul.silu_mul(gate, up, out=_scratch("gated", gate))
         y, outer_hidden = outer.forward(gated, residual_TN=x)
         ctx.inner, ctx.outer, ctx.eps = inner, outer, eps
-        ctx.save_for_backward(x, norm_weight, gate, up, hidden, outer_hidden)
+        ctx.recompute = recompute
+        kept = (None, None) if recompute else (gate, up)
+        ctx.save_for_backward(x, norm_weight, *kept, hidden, outer_hidden)
         return y
 
     @staticmethod
@@ -320,23 +330,28 @@ class _GatedMLP(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         x, norm_weight, gate, up, hidden, outer_hidden = ctx.saved_tensors
         inner, outer = ctx.inner, ctx.outer
-        wants_x, wants_norm, *wants = ctx.needs_input_grad[3:]
+        wants_x, wants_norm, *wants = ctx.needs_input_grad[4:]
         dy = dy.contiguous()
+        rows = _normed(x, norm_weight, ctx.eps)
+        if ctx.recompute:
+            # Gradients do not fit into the holes that activations leave: give those back.
+            huge_pages.trim_heap()
+            shape = (len(x), inner.sizes[0])
+            gate, up = (workspace.take(name, shape, x.dtype) for name in ("gate", "up"))
+            inner.forward(rows, places=(gate, up))
         dh = outer.hidden_gradient(dy)
-        dgated = outer.grad_input(dy, dh, out=_scratch("dgated", gate))
-        gated = _scratch("gated", gate)
+        gated = outer.grad_input(dy, dh, out=_scratch("gated", gate))  # its gradient, until below
         dboth = workspace.take("dboth", (len(gate), 2 * gate.shape[1]), gate.dtype)
-        silu_mul.write_backward(*dboth.split(inner.sizes, 1), gated, dgated, gate, up)
+        silu_mul.write_backward(*dboth.split(inner.sizes, 1), gated, gated, gate, up)
         split = len(inner.tensors)
         outer_grads = outer.grad_tensors(wants[split:], dy, gated, outer_hidden, dh)
-        rows = _normed(x, norm_weight, ctx.eps)
         dh = inner.hidden_gradient(dboth)
         grads = inner.grad_tensors(wants[:split], dboth, rows, hidden, dh)
         dx = dnorm = None
         if wants_x or wants_norm:
-            drows = inner.grad_input(dboth, dh, out=_scratch("drows", x))
+            drows = inner.grad_input(dboth, dh, out=rows)
             dx, dnorm = _norm_backward(drows, x, norm_weight, ctx.eps, dy, wants_norm)
-        return None, None, None, dx, dnorm, *grads, *outer_grads
+        return None, None, None, None, dx, dnorm, *grads, *outer_grads
 
 
 def _norm_backward(
@@ -362,6 +377,10 @@ def _pack_together(matrices: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         packing.pack_into(packed, matrix, first_column=first)
         first += len(matrix)
     return packed
+
+
+def _fresh(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
 
 
 def _scratch(name: str, like: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ def write_backward(
     dgate: Tensor, dup: Tensor, y: Tensor | None, dy: Tensor, gate: Tensor, up: Tensor
 ) -> None:
     """Fills `dgate` and `dup` (rows of one stride), and `y`, if given, with the forward's output;
-    the others are contiguous.
+    the others are contiguous. `y` may be `dy`.
     """
     width = gate.shape[-1]
     native().ls_silu_mul_backward(
