@@ -247,18 +247,39 @@ def test_all_instruction_sets_have_the_same_bits(dtype, normal):
 
 @pytest.mark.parametrize("kv_format", [None, "int8", "fp8"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_shows_where_it_is_seen_and_nowhere_else(dtype, normal, bad, kv_format):
-    q, keys, values = inputs(normal, dtype, 6, 2, 64, 120)
+def test_what_is_not_finite_shows_where_it_is_seen_and_nowhere_else(
+    isa, dtype, normal, bad, kv_format
+):
+    tensors = inputs(normal, dtype, 6, 2, 64, 120)
     cu = cumulative([50, 70])
-    clean = attention_packed(q, keys, values, cu, scale=0.125, kv_format=kv_format)
-    for spoiled in (keys, values):
+    clean = attention_packed(*tensors, cu, scale=0.125, kv_format=kv_format)
+    for spoiled, seen_by in zip(tensors, (slice(20, 21), slice(20, 50), slice(20, 50)), strict=True):
         before = spoiled[20].clone()
         spoiled[20] = bad
-        o = attention_packed(q, keys, values, cu, scale=0.125, kv_format=kv_format)
+        o = attention_packed(*tensors, cu, scale=0.125, kv_format=kv_format)
         spoiled[20] = before
-        assert torch.equal(o[:20], clean[:20])
-        assert torch.equal(o[50:], clean[50:])
-        assert not o[20:50].isfinite().all(-1).any()
+        assert not o[seen_by].isfinite().any(-1).any()
+        o[seen_by] = clean[seen_by]
+        assert torch.equal(o, clean)
+
+
+@pytest.mark.parametrize("spoiled", range(4))
+def test_what_is_not_finite_reaches_the_gradients_that_see_it(isa, dtype, normal, spoiled):
+    """q, k, v or the gradient of o is NaN at token 20 of 50. What its sequence hides from it is
+    multiplied by 0, so more of it may be NaN; the next sequence stays clean.
+    """
+    tensors = [x.requires_grad_() for x in inputs(normal, dtype, 6, 2, 64, 120)]
+    do = normal(120, 6, 64, dtype=dtype)
+    with torch.no_grad():
+        [*tensors, do][spoiled][20] = math.nan
+    attention_packed(*tensors, cumulative([50, 70]), scale=0.125).backward(do)
+    dq, dk, dv = (x.grad for x in tensors)
+    rows, keys = (slice(20, 50), 50) if spoiled in (1, 2) else (slice(20, 21), 21)
+    assert dq[rows].isnan().all()
+    assert dk[:keys].isnan().all()
+    assert dv[:keys].isnan().all() or spoiled == 2  # the weights do not depend on values
+    for gradient in (dq, dk, dv):
+        assert gradient[50:].isfinite().all()
 
 
 def test_rows_behind_the_last_chunk_give_zero(dtype, normal):

@@ -34,46 +34,18 @@ class FlushSubnormals {
   FlushSubnormals& operator=(const FlushSubnormals&) = delete;
 };
 
-// a, or 0 where x < limit; a NaN in x lets a through
 #if defined(__AVX512F__)
-LS_INLINE V zero_if_below(V x, V limit, V a) {
-  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), a);
-}
-// bits(a) + (bits(t) << 23)
-LS_INLINE V add_exponent(V a, V t) {
-  return _mm512_castsi512_ps(
-      _mm512_add_epi32(_mm512_castps_si512(a), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
-}
 LS_INLINE V and_bits(V a, uint32_t mask) {
   return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(static_cast<int>(mask))));
 }
 LS_INLINE float largest(V v) { return _mm512_reduce_max_ps(v); }
 #elif defined(__AVX2__)
-LS_INLINE V zero_if_below(V x, V limit, V a) {
-  return {_mm256_and_ps(_mm256_cmp_ps(x.lo, limit.lo, _CMP_NLT_UQ), a.lo),
-          _mm256_and_ps(_mm256_cmp_ps(x.hi, limit.hi, _CMP_NLT_UQ), a.hi)};
-}
-LS_INLINE __m256 add_exponent_half(__m256 a, __m256 t) {
-  return _mm256_castsi256_ps(
-      _mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
-}
-LS_INLINE V add_exponent(V a, V t) { return {add_exponent_half(a.lo, t.lo), add_exponent_half(a.hi, t.hi)}; }
 LS_INLINE V and_bits(V a, uint32_t mask) {
   const __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(mask)));
   return {_mm256_and_ps(a.lo, m), _mm256_and_ps(a.hi, m)};
 }
 LS_INLINE float largest(V v) { return max_lanes(v); }
 #else
-LS_INLINE V zero_if_below(V x, V limit, V a) {
-  V r;
-  for (int i = 0; i < kLanes; ++i) r.v[i] = x.v[i] < limit.v[i] ? 0.0f : a.v[i];
-  return r;
-}
-LS_INLINE V add_exponent(V a, V t) {
-  V r;
-  for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(bits_of(a.v[i]) + (bits_of(t.v[i]) << 23));
-  return r;
-}
 LS_INLINE V and_bits(V a, uint32_t mask) {
   V r;
   for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(bits_of(a.v[i]) & mask);
@@ -81,16 +53,6 @@ LS_INLINE V and_bits(V a, uint32_t mask) {
 }
 LS_INLINE float largest(V v) { return max_lanes(v); }
 #endif
-
-// x = n + f with n integral and |f| <= 1/2: adding 1.5 * 2^23 leaves n in the low bits of t.
-struct Split {
-  V t, f;
-};
-LS_INLINE Split split_exponent(V x) {
-  const V magic = set1(12582912.0f);
-  const V t = add(x, magic);
-  return {t, sub(x, sub(t, magic))};
-}
 
 struct Fp32Math {
   using Elem = float;

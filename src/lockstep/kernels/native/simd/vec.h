@@ -39,19 +39,18 @@ LS_INLINE V sqrt(V a) { return _mm512_sqrt_ps(a); }
 LS_INLINE V max(V a, V b) { return _mm512_max_ps(a, b); }
 LS_INLINE V min(V a, V b) { return _mm512_min_ps(a, b); }
 LS_INLINE V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
-LS_INLINE V round_nearest(V a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-// a where x >= limit, else 0
-LS_INLINE V keep_if_at_least(V x, V limit, V a) {
-  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_GE_OQ), a);
+// a, or 0 where x < limit; a NaN in x lets a through
+LS_INLINE V zero_if_below(V x, V limit, V a) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), a);
 }
 LS_INLINE bool any_nan(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0; }
 // Bit i: a[i] == b[i]
 LS_INLINE uint32_t equal_lanes(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 LS_INLINE uint32_t at_least_lanes(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
-// 2^n for integral n in [-126, 127]
-LS_INLINE V exp2_int(V n) {
+// bits(a) + (bits(t) << 23)
+LS_INLINE V add_exponent(V a, V t) {
   return _mm512_castsi512_ps(
-      _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+      _mm512_add_epi32(_mm512_castps_si512(a), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
 }
 LS_INLINE V load(const bf16* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -104,13 +103,9 @@ LS_INLINE V sqrt(V a) { return {_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)}; }
 LS_INLINE V max(V a, V b) { return LS_BOTH(_mm256_max_ps); }
 LS_INLINE V min(V a, V b) { return LS_BOTH(_mm256_min_ps); }
 LS_INLINE V fma(V a, V b, V c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
-LS_INLINE V round_nearest(V a) {
-  constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-  return {_mm256_round_ps(a.lo, mode), _mm256_round_ps(a.hi, mode)};
-}
-LS_INLINE V keep_if_at_least(V x, V limit, V a) {
-  return {_mm256_and_ps(_mm256_cmp_ps(x.lo, limit.lo, _CMP_GE_OQ), a.lo),
-          _mm256_and_ps(_mm256_cmp_ps(x.hi, limit.hi, _CMP_GE_OQ), a.hi)};
+LS_INLINE V zero_if_below(V x, V limit, V a) {
+  return {_mm256_and_ps(_mm256_cmp_ps(x.lo, limit.lo, _CMP_NLT_UQ), a.lo),
+          _mm256_and_ps(_mm256_cmp_ps(x.hi, limit.hi, _CMP_NLT_UQ), a.hi)};
 }
 template <int kPredicate>
 LS_INLINE uint32_t compare_lanes(V a, V b) {
@@ -120,10 +115,11 @@ LS_INLINE uint32_t compare_lanes(V a, V b) {
 LS_INLINE bool any_nan(V a, V b) { return compare_lanes<_CMP_UNORD_Q>(a, b) != 0; }
 LS_INLINE uint32_t equal_lanes(V a, V b) { return compare_lanes<_CMP_EQ_OQ>(a, b); }
 LS_INLINE uint32_t at_least_lanes(V a, V b) { return compare_lanes<_CMP_GE_OQ>(a, b); }
-LS_INLINE __m256 exp2_int_half(__m256 n) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+LS_INLINE __m256 add_exponent_half(__m256 a, __m256 t) {
+  return _mm256_castsi256_ps(
+      _mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
 }
-LS_INLINE V exp2_int(V n) { return {exp2_int_half(n.lo), exp2_int_half(n.hi)}; }
+LS_INLINE V add_exponent(V a, V t) { return {add_exponent_half(a.lo, t.lo), add_exponent_half(a.hi, t.hi)}; }
 LS_INLINE __m256 widen(const bf16* p) {
   const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
@@ -187,8 +183,7 @@ LS_INLINE V sqrt(V a) { LS_EACH(std::sqrt(a.v[i])) }
 LS_INLINE V max(V a, V b) { LS_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]) }
 LS_INLINE V min(V a, V b) { LS_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]) }
 LS_INLINE V fma(V a, V b, V c) { LS_EACH(__builtin_fmaf(a.v[i], b.v[i], c.v[i])) }
-LS_INLINE V round_nearest(V a) { LS_EACH(__builtin_rintf(a.v[i])) }
-LS_INLINE V keep_if_at_least(V x, V limit, V a) { LS_EACH(x.v[i] >= limit.v[i] ? a.v[i] : 0.0f) }
+LS_INLINE V zero_if_below(V x, V limit, V a) { LS_EACH(x.v[i] < limit.v[i] ? 0.0f : a.v[i]) }
 LS_INLINE bool any_nan(V a, V b) {
   bool any = false;
   for (int i = 0; i < kLanes; ++i) any |= a.v[i] != a.v[i] || b.v[i] != b.v[i];
@@ -204,7 +199,7 @@ LS_INLINE uint32_t at_least_lanes(V a, V b) {
   for (int i = 0; i < kLanes; ++i) lanes |= static_cast<uint32_t>(a.v[i] >= b.v[i]) << i;
   return lanes;
 }
-LS_INLINE V exp2_int(V n) { LS_EACH(float_of(static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23)) }
+LS_INLINE V add_exponent(V a, V t) { LS_EACH(float_of(bits_of(a.v[i]) + (bits_of(t.v[i]) << 23))) }
 LS_INLINE V load(const bf16* p) { LS_EACH(float_of(static_cast<uint32_t>(p[i]) << 16)) }
 LS_INLINE void store(bf16* p, V v) {
   for (int i = 0; i < kLanes; ++i) {
@@ -259,19 +254,29 @@ LS_INLINE void store_partial(T* p, V v, int64_t count) {
   std::memcpy(p, lanes, count * sizeof(T));
 }
 
-// e^x with a degree-6 polynomial on [-ln2/2, ln2/2], error below 2 ulp; 0 below -87.3, x capped at 88.37.
+// x = n + f with n integral and |f| <= 1/2: adding 1.5 * 2^23 leaves n in the low bits of t.
+struct Split {
+  V t, n, f;
+};
+LS_INLINE Split split_exponent(V x) {
+  const V magic = set1(12582912.0f), t = add(x, magic), n = sub(t, magic);
+  return {t, n, sub(x, n)};
+}
+
+// e^x with a degree-6 polynomial on [-ln2/2, ln2/2], error below 2 ulp; 0 below -87.3, x capped at 88.37. NaN stays NaN:
+// max and min give back their second operand when it is one.
 LS_INLINE V exp(V x) {
-  const V capped = max(min(x, set1(88.3762626f)), set1(-87.3365479f));
-  const V n = round_nearest(mul(capped, set1(1.44269504f)));
-  V r = fma(n, set1(-0.693359375f), capped);
-  r = fma(n, set1(2.12194440e-4f), r);
+  const V lowest = set1(-87.3365479f), capped = max(lowest, min(set1(88.3762626f), x));
+  const Split s = split_exponent(mul(capped, set1(1.44269504f)));
+  V r = fma(s.n, set1(-0.693359375f), capped);
+  r = fma(s.n, set1(2.12194440e-4f), r);
   V p = set1(1.3981999507e-3f);
   p = fma(p, r, set1(8.3334519073e-3f));
   p = fma(p, r, set1(4.1665795894e-2f));
   p = fma(p, r, set1(1.6666665459e-1f));
   p = fma(p, r, set1(5.0000001201e-1f));
   p = fma(mul(r, r), p, add(r, set1(1.0f)));
-  return keep_if_at_least(x, set1(-87.3365479f), mul(p, exp2_int(n)));
+  return zero_if_below(x, lowest, mul(p, add_exponent(set1(1.0f), s.t)));
 }
 LS_INLINE float exp(float x) {
   float lanes[kLanes];
