@@ -88,8 +88,8 @@ struct Unit {
   using Math = MathOf<T>;
   const Problem<T>& p;
   int64_t s, kv_head, first_token, num_rows;
-  T *q, *room;
-  float *o, *m, *l, *joined_o, *joined_m, *joined_l, *write_room;
+  T *q, *weights, *room;
+  float *o, *m, *l, *alpha, *joined_o, *joined_m, *joined_l, *write_room;
   RowBounds* bounds;
 
   static int64_t page_floats(const PageStore& store) {
@@ -98,7 +98,7 @@ struct Unit {
   }
   static int64_t floats(const Problem<T>& p) {
     const int64_t rows = p.tokens_per_unit() * p.group, dim = p.store.head_dim, padded = p.store.padded_dim;
-    return rows * (2 * padded + dim + kLanes + 3 + 4) + 3 * dim + kTileBlocks * page_floats(p.store) + 256;
+    return rows * (2 * padded + dim + kTile + kLanes + 4 + 4) + 3 * dim + kTileBlocks * page_floats(p.store) + 256;
   }
 
   Unit(const Problem<T>& problem, float* memory, int64_t sequence, int64_t head, int64_t run)
@@ -116,11 +116,17 @@ struct Unit {
     l = take(most * kLanes);
     room = reinterpret_cast<T*>(take(kTileBlocks * page_floats(p.store)));
     q = reinterpret_cast<T*>(take(most * dim));
+    weights = reinterpret_cast<T*>(take(most * kTile));
     m = take(most);
+    alpha = take(most);
     joined_m = take(most);
     joined_l = take(most);
     bounds = reinterpret_cast<RowBounds*>(take(most * 4));
     write_room = take(3 * dim);
+    for (int64_t r = 0; r < num_rows; ++r) {  // all on their way before the first is needed
+      const auto* row = reinterpret_cast<const char*>(p.q + token(r) * p.q_stride + q_head(r) * dim);
+      for (int64_t byte = 0; byte < dim * static_cast<int64_t>(sizeof(T)); byte += 64) __builtin_prefetch(row + byte);
+    }
     for (int64_t r = 0; r < num_rows; ++r) {
       const int64_t position = p.context(s) + token(r) - p.starts[s];
       bounds[r] = {p.first_key(position), position};
@@ -164,14 +170,17 @@ struct Unit {
     tile.head_dim = dim;
     tile.padded_dim = padded;
     const int64_t last = std::min(bounds[num_rows - 1].last, (range + 1) * kRange - 1);
-    const RowStates<T> states{q, bounds, o, m, l};
+    const RowStates<T> states{q, bounds, o, m, l, alpha, weights};
     for (int64_t key = std::max(bounds[0].first / kTile * kTile, range * kRange); key <= last; key += kTile) {
       load_tile(&tile, key, last);
-      for (int64_t r = 0; r < num_rows; r += kRows) {
-        with_rows(static_cast<int>(std::min<int64_t>(kRows, num_rows - r)), [&](auto count) {
-          attend_tile<T, decltype(count)::value>(tile, states.from(r, dim, padded), p.c);
-        });
-      }
+      const auto each_rows = [&](const auto& body) {
+        for (int64_t r = 0; r < num_rows; r += kRows) {
+          with_rows(static_cast<int>(std::min<int64_t>(kRows, num_rows - r)),
+                    [&](auto count) { body(count, states.from(r, dim, padded)); });
+        }
+      };
+      each_rows([&](auto count, const RowStates<T>& rows) { weigh_rows<T, decltype(count)::value>(tile, rows, p.c); });
+      each_rows([&](auto count, const RowStates<T>& rows) { add_rows<T, decltype(count)::value>(tile, rows); });
     }
   }
 

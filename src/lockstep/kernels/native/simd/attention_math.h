@@ -39,12 +39,14 @@ LS_INLINE V and_bits(V a, uint32_t mask) {
   return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(static_cast<int>(mask))));
 }
 LS_INLINE float largest(V v) { return _mm512_reduce_max_ps(v); }
+LS_INLINE float first_lane(V v) { return _mm512_cvtss_f32(v); }
 #elif defined(__AVX2__)
 LS_INLINE V and_bits(V a, uint32_t mask) {
   const __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(mask)));
   return {_mm256_and_ps(a.lo, m), _mm256_and_ps(a.hi, m)};
 }
 LS_INLINE float largest(V v) { return max_lanes(v); }
+LS_INLINE float first_lane(V v) { return _mm256_cvtss_f32(v.lo); }
 #else
 LS_INLINE V and_bits(V a, uint32_t mask) {
   V r;
@@ -52,6 +54,7 @@ LS_INLINE V and_bits(V a, uint32_t mask) {
   return r;
 }
 LS_INLINE float largest(V v) { return max_lanes(v); }
+LS_INLINE float first_lane(V v) { return v.v[0]; }
 #endif
 
 struct Fp32Math {
@@ -94,15 +97,16 @@ struct Bf16Math {
 #endif
   }
 
-  // As above, relative error 3e-6: what it gives is rounded to bf16, or scales what was summed from such values. The
-  // NaNs that reach it have zeros in their low bits, so the exponent added to them is 0.
+  // As above, relative error 3e-6: what it gives is rounded to bf16, or scales what was summed from such values. 0 at
+  // -127 and below, subnormal and so flushed by whatever takes it below -126. Of a NaN, which max lets through as its
+  // second operand, the low bits are 0, so that no exponent is added.
   LS_INLINE V exp2(V x) {
-    const Split s = split_exponent(x);
+    const Split s = split_exponent(max(set1(-127.0f), x));
     V p = fma(set1(0.009582852945f), s.f, set1(0.05590642616f));
     p = fma(p, s.f, set1(0.2402409911f));
     p = fma(p, s.f, set1(0.6931241751f));
     p = fma(p, s.f, set1(1.0f));
-    return zero_if_below(x, set1(-126.0f), add_exponent(p, s.t));
+    return add_exponent(p, s.t);
   }
 };
 

@@ -29,17 +29,38 @@ struct RowBounds {
   int64_t first, last;  // keys it sees, both included
 };
 
-// Rows side by side: queries (rows, H), sums of values (rows, Hp), maxima c m, sums of weights by lane (rows, 16).
+// Rows side by side: queries (rows, H), sums of values (rows, Hp), maxima c m, sums of weights by lane (rows, 16); and of
+// the tile at hand weights (rows, 128) and what the new maximum leaves of the old sums.
 template <typename T>
 struct RowStates {
   const T* q;
   const RowBounds* bounds;
-  float *o, *m, *l;
+  float *o, *m, *l, *alpha;
+  T* p;
 
   RowStates from(int64_t row, int64_t head_dim, int64_t padded_dim) const {
-    return {q + row * head_dim, bounds + row, o + row * padded_dim, m + row, l + row * kLanes};
+    return {q + row * head_dim, bounds + row, o + row * padded_dim, m + row,
+            l + row * kLanes,   alpha + row,  p + row * kTile};
   }
 };
+
+// The keys [begin, end) of the tile that each of R rows sees, and how many blocks hold all of them.
+template <int R>
+struct Visible {
+  int64_t begin[R], end[R], blocks = 0;
+
+  template <typename T>
+  Visible(const KeyTile<T>& tile, const RowBounds* bounds) {
+    for (int r = 0; r < R; ++r) {
+      begin[r] = std::min<int64_t>(std::max<int64_t>(bounds[r].first - tile.first, 0), kTile);
+      end[r] = std::max(begin[r], std::min<int64_t>(bounds[r].last - tile.first + 1, kTile));
+      if (begin[r] < end[r]) blocks = std::max(blocks, (end[r] - 1) / kBlock + 1);
+    }
+  }
+};
+
+// What is taken from exponents whose maximum is m: with nothing but -inf so far, weights are 0 and not NaN.
+LS_INLINE float finite_shift(float m) { return m == kMinusInfinity ? 0.0f : m; }
 
 // s[r][16 b ..] = q[r] . k for NB blocks of 16 keys; best[r] takes in their maxima by lane.
 template <typename T, int R, int NB>
@@ -73,15 +94,19 @@ LS_INLINE void scores(const T* q, const T* const* blocks, const float* const* sc
   }
 }
 
-// o[r][0 .. 16 NC) += p[r] v over steps [begin, end) of kPack keys. `mask` picks the keys of a pair.
+// o[r][0 .. 16 NC) = o[r] alpha[r] + p[r] v over steps [begin, end) of kPack keys; without alpha, o[r] + p[r] v. `mask`
+// picks the keys of a pair.
 template <typename T, int R, int NC, bool kMasked>
 LS_INLINE void values(const T* p, const T* const* blocks, int64_t padded_dim, int64_t begin, int64_t end, float* o,
-                      uint32_t mask) {
+                      const float* alpha, uint32_t mask) {
   using Math = MathOf<T>;
   constexpr int kSteps = kBlock / Math::kPack;
   V acc[R][NC];
   for (int r = 0; r < R; ++r) {
-    for (int c = 0; c < NC; ++c) acc[r][c] = load(o + r * padded_dim + c * kLanes);
+    for (int c = 0; c < NC; ++c) {
+      acc[r][c] = load(o + r * padded_dim + c * kLanes);
+      if (alpha) acc[r][c] = mul(acc[r][c], set1(alpha[r]));
+    }
   }
   while (begin < end) {
     const int64_t in_block = begin % kSteps, stop = std::min<int64_t>(end, begin - in_block + kSteps);
@@ -107,7 +132,8 @@ LS_INLINE void values(const T* p, const T* const* blocks, int64_t padded_dim, in
 }
 
 template <typename T, int R, bool kMasked>
-void all_columns(const T* p, const KeyTile<T>& tile, int64_t begin, int64_t end, float* o, uint32_t mask) {
+void all_columns(const T* p, const KeyTile<T>& tile, int64_t begin, int64_t end, float* o, const float* alpha,
+                 uint32_t mask) {
   if (begin >= end) return;
   constexpr int kPack = MathOf<T>::kPack, kSteps = kBlock / kPack;
   for (int64_t column = 0; column < tile.padded_dim;) {
@@ -115,13 +141,13 @@ void all_columns(const T* p, const KeyTile<T>& tile, int64_t begin, int64_t end,
     for (int64_t b = begin / kSteps; b <= (end - 1) / kSteps; ++b) shifted[b] = tile.v[b] + column * kPack;
     const int64_t left = (tile.padded_dim - column) / kLanes;
     if (kColumnVectors > 1 && left >= kColumnVectors) {
-      values<T, R, kColumnVectors, kMasked>(p, shifted, tile.padded_dim, begin, end, o + column, mask);
+      values<T, R, kColumnVectors, kMasked>(p, shifted, tile.padded_dim, begin, end, o + column, alpha, mask);
       column += kColumnVectors * kLanes;
     } else if (kColumnVectors > 1 && left >= 2) {
-      values<T, R, 2, kMasked>(p, shifted, tile.padded_dim, begin, end, o + column, mask);
+      values<T, R, 2, kMasked>(p, shifted, tile.padded_dim, begin, end, o + column, alpha, mask);
       column += 2 * kLanes;
     } else {
-      values<T, R, 1, kMasked>(p, shifted, tile.padded_dim, begin, end, o + column, mask);
+      values<T, R, 1, kMasked>(p, shifted, tile.padded_dim, begin, end, o + column, alpha, mask);
       column += kLanes;
     }
   }
@@ -147,61 +173,63 @@ void add_values(const T* p, const KeyTile<T>& tile, int rows, int64_t begin, int
   with_rows(rows, [&](auto count) {
     constexpr int R = decltype(count)::value;
     if constexpr (MathOf<T>::kPack == 1) {
-      all_columns<T, R, false>(p, tile, begin, end, o, 0);
+      all_columns<T, R, false>(p, tile, begin, end, o, nullptr, 0);
     } else {
-      if (begin % 2 == 1) all_columns<T, R, true>(p, tile, begin / 2, begin / 2 + 1, o, 0xFFFF0000u);
-      all_columns<T, R, false>(p, tile, (begin + 1) / 2, end / 2, o, 0);
-      if (end % 2 == 1) all_columns<T, R, true>(p, tile, end / 2, end / 2 + 1, o, 0x0000FFFFu);
+      if (begin % 2 == 1) all_columns<T, R, true>(p, tile, begin / 2, begin / 2 + 1, o, nullptr, 0xFFFF0000u);
+      all_columns<T, R, false>(p, tile, (begin + 1) / 2, end / 2, o, nullptr, 0);
+      if (end % 2 == 1) all_columns<T, R, true>(p, tile, end / 2, end / 2 + 1, o, nullptr, 0x0000FFFFu);
     }
   });
 }
 
-// What is taken from exponents whose maximum is m: with nothing but -inf so far, weights are 0 and not NaN.
-LS_INLINE float finite_shift(float m) { return m == kMinusInfinity ? 0.0f : m; }
-
-// Weights of one row, which sees keys [begin, end): s becomes p.
+// Weights of one row from its scores, -inf where it does not see; l, by lane, becomes alpha l + their sum.
 template <typename T>
-LS_INLINE void weigh(float* s, T* p, const KeyTile<T>& tile, int64_t blocks, float c, float shift, int64_t begin,
-                     int64_t end, float* l, float alpha) {
+LS_INLINE void weigh(const float* s, int64_t blocks, float c, float shift, float alpha, float* l, T* p) {
   using Math = MathOf<T>;
   const V factor = set1(c), minus = set1(-shift);
   V sum = mul(load(l), set1(alpha));
-  for (int64_t b = 0; b < blocks; ++b) {
-    V weight = Math::exp2(fma(load(s + b * kBlock), factor, minus));
+#pragma GCC unroll 8
+  for (int64_t b = 0; b < kTileBlocks; ++b) {  // of constant length, to be unrolled
+    if (b == blocks) break;
+    const V weight = Math::exp2(fma(load(s + b * kBlock), factor, minus));
     sum = add(sum, weight);
-    if (tile.is_scaled) {
-      weight = mul(weight, load(tile.v_scales[b]));
-      if (begin > b * kBlock || end < (b + 1) * kBlock) {  // a hidden key's scale may be anything, NaN too
-        float lanes[kLanes];
-        store(lanes, weight);
-        for (int i = 0; i < kLanes; ++i) {
-          const int64_t key = b * kBlock + i;
-          if (key < begin || key >= end) lanes[i] = 0.0f;
-        }
-        weight = load(lanes);
+    Math::store_weights(p + b * kBlock, weight);
+  }
+  store(l, sum);
+}
+
+// The same for quantised pages of which the row sees keys [begin, end): p takes in the scales of the values, and a hidden
+// key's may be anything, NaN too.
+template <typename T>
+LS_INLINE void weigh_scaled(const float* s, const KeyTile<T>& tile, int64_t begin, int64_t end, int64_t blocks, float c,
+                            float shift, float alpha, float* l, T* p) {
+  using Math = MathOf<T>;
+  V sum = mul(load(l), set1(alpha));
+  for (int64_t b = 0; b < blocks; ++b) {
+    V weight = Math::exp2(fma(load(s + b * kBlock), set1(c), set1(-shift)));
+    sum = add(sum, weight);
+    weight = mul(weight, load(tile.v_scales[b]));
+    if (begin > b * kBlock || end < (b + 1) * kBlock) {
+      float lanes[kLanes];
+      store(lanes, weight);
+      for (int i = 0; i < kLanes; ++i) {
+        const int64_t key = b * kBlock + i;
+        if (key < begin || key >= end) lanes[i] = 0.0f;
       }
+      weight = load(lanes);
     }
     Math::store_weights(p + b * kBlock, weight);
   }
   store(l, sum);
 }
 
-// R rows against one tile. Rows that see nothing of it are left as they are.
+// Weights of R rows over one tile, their sums, the new maxima, and what these leave of the old sums.
 template <typename T, int R>
-void attend_tile(const KeyTile<T>& tile, const RowStates<T>& rows, float c) {
-  using Math = MathOf<T>;
-  constexpr int kPack = Math::kPack;
+void weigh_rows(const KeyTile<T>& tile, const RowStates<T>& rows, float c) {
+  const Visible<R> visible(tile, rows.bounds);
+  const int64_t blocks = visible.blocks;
   alignas(64) float s[R * kTile];
-  alignas(64) T p[R * kTile];
-  alignas(64) float old_m[kLanes], new_m[kLanes], shift[kLanes], alpha[kLanes];
-  int64_t begins[R], ends[R], last = -1;
-  for (int r = 0; r < R; ++r) {
-    begins[r] = std::min<int64_t>(std::max<int64_t>(rows.bounds[r].first - tile.first, 0), kTile);
-    ends[r] = std::max(begins[r], std::min<int64_t>(rows.bounds[r].last - tile.first + 1, kTile));
-    last = std::max(last, begins[r] < ends[r] ? ends[r] - 1 : -1);
-  }
-  if (last < 0) return;
-  const int64_t blocks = last / kBlock + 1;
+  alignas(64) float shift[R], alpha[kLanes] = {};
   V best[R];
   for (auto& lane_best : best) lane_best = set1(kMinusInfinity);
   for (int64_t b = 0; b < blocks;) {
@@ -217,50 +245,69 @@ void attend_tile(const KeyTile<T>& tile, const RowStates<T>& rows, float c) {
       ++b;
     }
   }
-  for (int r = 0; r < kLanes; ++r) {
-    old_m[r] = kMinusInfinity;
-    shift[r] = 0.0f;
-  }
   for (int r = 0; r < R; ++r) {
-    if (begins[r] == ends[r]) continue;
-    if (begins[r] > 0 || ends[r] < blocks * kBlock) {
+    if (visible.begin[r] > 0 || visible.end[r] < blocks * kBlock) {
       float* line = s + r * kTile;
-      for (int64_t i = 0; i < begins[r]; ++i) line[i] = kMinusInfinity;
-      for (int64_t i = ends[r]; i < blocks * kBlock; ++i) line[i] = kMinusInfinity;
-      best[r] = load(line);
-      for (int64_t b = 1; b < blocks; ++b) best[r] = max(load(line + b * kBlock), best[r]);
+      for (int64_t i = 0; i < std::min(visible.begin[r], blocks * kBlock); ++i) line[i] = kMinusInfinity;
+      for (int64_t i = visible.end[r]; i < blocks * kBlock; ++i) line[i] = kMinusInfinity;
+      best[r] = set1(kMinusInfinity);
+      for (int64_t b = 0; b < blocks; ++b) best[r] = max(load(line + b * kBlock), best[r]);
     }
-    old_m[r] = rows.m[r];
-    new_m[r] = std::max(old_m[r], largest(best[r]) * c);
-    shift[r] = finite_shift(new_m[r]);
+    const float old_m = rows.m[r];
+    rows.m[r] = std::max(old_m, largest(best[r]) * c);
+    shift[r] = finite_shift(rows.m[r]);
+    alpha[r] = old_m - shift[r];
   }
-  store(alpha, Math::exp2(sub(load(old_m), load(shift))));
+  store(alpha, MathOf<T>::exp2(load(alpha)));
+  for (int r = 0; r < R; ++r) {
+    float *line = s + r * kTile, *l = rows.l + r * kLanes;
+    rows.alpha[r] = alpha[r];
+    if (tile.is_scaled) {
+      weigh_scaled(line, tile, visible.begin[r], visible.end[r], blocks, c, shift[r], alpha[r], l, rows.p + r * kTile);
+    } else {
+      weigh(line, blocks, c, shift[r], alpha[r], l, rows.p + r * kTile);
+    }
+  }
+}
+
+// The tile's values, weighted, into the sums of R rows.
+template <typename T, int R>
+void add_rows(const KeyTile<T>& tile, const RowStates<T>& rows) {
+  constexpr int kPack = MathOf<T>::kPack;
+  const Visible<R> visible(tile, rows.bounds);
   int64_t joint_begin = 0, joint_end = kTile;
   for (int r = 0; r < R; ++r) {
-    joint_begin = std::max(joint_begin, (begins[r] + kPack - 1) / kPack * kPack);
-    joint_end = std::min(joint_end, ends[r] / kPack * kPack);
-    if (begins[r] == ends[r]) continue;
-    weigh(s + r * kTile, p + r * kTile, tile, blocks, c, shift[r], begins[r], ends[r], rows.l + r * kLanes, alpha[r]);
-    rows.m[r] = new_m[r];
-    if (alpha[r] == 1.0f) continue;
-    float* out = rows.o + r * tile.padded_dim;
-    const V old = set1(alpha[r]);
-    for (int64_t h = 0; h < tile.padded_dim; h += kLanes) store(out + h, mul(load(out + h), old));
+    joint_begin = std::max(joint_begin, (visible.begin[r] + kPack - 1) / kPack * kPack);
+    joint_end = std::min(joint_end, visible.end[r] / kPack * kPack);
   }
-  const auto one_by_one = [&](auto range) {  // rows that end alike, as those of one token do, together
+  const auto add_joint = [&](const float* alpha) {
+    all_columns<T, R, false>(rows.p, tile, joint_begin / kPack, joint_end / kPack, rows.o, alpha, 0);
+  };
+  const auto one_by_one = [&](auto range) {  // rows that see alike, as those of one token do, together
     for (int r = 0; r < R;) {
       int alike = 1;
-      while (r + alike < R && begins[r + alike] == begins[r] && ends[r + alike] == ends[r]) ++alike;
-      const auto [begin, end] = range(begins[r], ends[r]);
-      add_values(p + r * kTile, tile, alike, begin, end, rows.o + r * tile.padded_dim);
+      while (r + alike < R && visible.begin[r + alike] == visible.begin[r] && visible.end[r + alike] == visible.end[r]) {
+        ++alike;
+      }
+      const auto [begin, end] = range(visible.begin[r], visible.end[r]);
+      add_values(rows.p + r * kTile, tile, alike, begin, end, rows.o + r * tile.padded_dim);
       r += alike;
     }
   };
   using Range = std::pair<int64_t, int64_t>;
+  const auto tails = [&] { one_by_one([&](int64_t, int64_t end) { return Range{joint_end, end}; }); };
+  if (joint_begin == 0 && joint_end > 0) {
+    add_joint(rows.alpha);
+    return tails();
+  }
+  for (int r = 0; r < R; ++r) {
+    float* out = rows.o + r * tile.padded_dim;
+    for (int64_t h = 0; h < tile.padded_dim; h += kLanes) store(out + h, mul(load(out + h), set1(rows.alpha[r])));
+  }
   if (joint_begin >= joint_end) return one_by_one([](int64_t begin, int64_t end) { return Range{begin, end}; });
   one_by_one([&](int64_t begin, int64_t) { return Range{begin, joint_begin}; });
-  all_columns<T, R, false>(p, tile, joint_begin / kPack, joint_end / kPack, rows.o, 0);
-  one_by_one([&](int64_t, int64_t end) { return Range{joint_end, end}; });
+  add_joint(nullptr);
+  tails();
 }
 
 }  // namespace LOCKSTEP_ISA

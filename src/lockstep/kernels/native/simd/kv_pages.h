@@ -58,6 +58,18 @@ const bf16* code_values() {
 // bf16 values of `count` codes, a multiple of 32. All of them are exact.
 template <int kFormat>
 LS_INLINE void widen_codes(const uint8_t* codes, bf16* out, int64_t count) {
+#if defined(__AVX512BF16__)
+  if constexpr (kFormat == kKvInt8) {
+    const auto as_floats = [](const uint8_t* p) {
+      return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+    };
+    for (int64_t i = 0; i < count; i += 32) {
+      const __m512bh pairs = _mm512_cvtne2ps_pbh(as_floats(codes + i + 16), as_floats(codes + i));
+      _mm512_storeu_si512(out + i, reinterpret_cast<__m512i>(pairs));
+    }
+    return;
+  }
+#endif
   const bf16* values = code_values<kFormat>();
 #if defined(__AVX512BW__)
   const __m512i t0 = _mm512_loadu_si512(values), t1 = _mm512_loadu_si512(values + 32);
