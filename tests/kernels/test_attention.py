@@ -253,7 +253,8 @@ def test_what_is_not_finite_shows_where_it_is_seen_and_nowhere_else(
     tensors = inputs(normal, dtype, 6, 2, 64, 120)
     cu = cumulative([50, 70])
     clean = attention_packed(*tensors, cu, scale=0.125, kv_format=kv_format)
-    for spoiled, seen_by in zip(tensors, (slice(20, 21), slice(20, 50), slice(20, 50)), strict=True):
+    rows = (slice(20, 21), slice(20, 50), slice(20, 50))
+    for spoiled, seen_by in zip(tensors, rows, strict=True):
         before = spoiled[20].clone()
         spoiled[20] = bad
         o = attention_packed(*tensors, cu, scale=0.125, kv_format=kv_format)
