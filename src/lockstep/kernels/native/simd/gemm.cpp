@@ -47,7 +47,7 @@ struct Product {
   int64_t steps, segment_steps, step_bytes, panel_bytes;
   int64_t row_stride;  // of a prepared row, bytes
   bool prepares, prefetches;
-  int64_t rows_together, chunk_steps;
+  int64_t rows_together, tile_rows, chunk_steps;
 
   int pair() const { return dtype == kBf16 ? 2 : 1; }
   int element() const { return dtype == kBf16 ? 2 : 4; }
@@ -116,8 +116,8 @@ struct Rows {
 
 // Splits `rows` rows into tiles of near-equal height and calls f(first row, height).
 template <typename F>
-LS_INLINE void each_tile(int64_t rows, const F& f) {
-  const int64_t tiles = (rows + kRows - 1) / kRows;
+LS_INLINE void each_tile(int64_t rows, int64_t height, const F& f) {
+  const int64_t tiles = (rows + height - 1) / height;
   for (int64_t i = 0; i < tiles; ++i) {
     const int64_t first = rows * i / tiles, last = rows * (i + 1) / tiles;
     f(first, static_cast<int>(last - first));
@@ -186,12 +186,12 @@ void multiply(const Product& p, const Rows& rows, int64_t first_row, int64_t num
               int64_t begin, int64_t end, float* sums) {
   const char* a = rows.data + first_row * rows.stride;
   const int64_t packed_step = p.format.is_float() ? p.step_bytes : p.quant.record_bytes;
-  const int64_t tiles = (num_rows + kRows - 1) / kRows, ahead = p.prefetches ? (end - begin) * packed_step : 0;
+  const int64_t tiles = (num_rows + p.tile_rows - 1) / p.tile_rows, ahead = p.prefetches ? (end - begin) * packed_step : 0;
   const char* next = strip.panel + end * packed_step;
   int64_t tile = 0;
   if (p.format.is_float()) {
     const float* b = reinterpret_cast<const float*>(strip.panel) + begin * kPanel + strip.first_vector * kLanes;
-    each_tile(num_rows, [&](int64_t row, int height) {
+    each_tile(num_rows, p.tile_rows, [&](int64_t row, int height) {
       prefetch_part(next, ahead, tile++, tiles);
       float_tile(p.dtype == kBf16, height, strip.vectors)(a + row * rows.stride + begin * 4, rows.stride, b,
                                                           end - begin, sums + row * kPanel);
@@ -201,7 +201,7 @@ void multiply(const Product& p, const Rows& rows, int64_t first_row, int64_t num
   const Unpacked w = strip.whole.values ? advance(strip.whole, begin, p.quant.pieces)
                                         : unpack_strip(p, strip.panel, begin, end);
   const int64_t first_column = strip.first_vector * kLanes;
-  each_tile(num_rows, [&](int64_t row, int height) {
+  each_tile(num_rows, p.tile_rows, [&](int64_t row, int height) {
     prefetch_part(next, ahead, tile++, tiles);
     const char* at = a + row * rows.stride;
     float* to = sums + row * kPanel;
@@ -281,8 +281,10 @@ void run_unit(const Product& p, const Rows& rows, int64_t row_begin, int64_t row
       const int64_t from = std::min(segment * p.segment_steps, p.steps);
       const int64_t to = segment + 1 == p.segments ? p.steps : std::min(from + p.segment_steps, p.steps);
       std::memset(sums, 0, floats * sizeof(float));
-      for (int64_t begin = from; begin < to; begin += p.chunk_steps) {
-        multiply(p, rows, row, num_rows, strip, begin, std::min(begin + p.chunk_steps, to), sums);
+      const int64_t chunks = (to - from + p.chunk_steps - 1) / p.chunk_steps;
+      for (int64_t i = 0; i < chunks; ++i) {
+        const int64_t begin = from + (to - from) * i / chunks, end = from + (to - from) * (i + 1) / chunks;
+        multiply(p, rows, row, num_rows, strip, begin, end, sums);
       }
       if (p.segments == 1) break;
       for (int bits = segment; bits & 1; bits >>= 1) {
@@ -330,10 +332,12 @@ void plan(Product& p) {
   p.prepares = p.norm_weight || p.format.int_activations || padded != p.k || collides;
   p.row_stride = p.format.int_activations ? p.quant_rows.stride : apart((padded * p.element() + 63) / 64 * 64);
   const bool fits = p.steps * p.step_bytes <= kPanelBytesInCache;
+  // Three rows take all 64 columns at once: cold weights are then read in one pass.
+  p.tile_rows = p.format.int_activations && p.m <= (p.format.is_grouped() ? 4 : kFewRows) ? 3 : kRows;
   if (p.m <= kFewRows) {
     p.rows_together = p.m;
     const bool streams = p.m <= kRows && (is_float || (p.format.values == Values::kU8 && p.format.int_activations));
-    p.chunk_steps = streams ? p.steps : std::max<int64_t>(1, kChunkBytes / p.step_bytes);
+    p.chunk_steps = streams ? p.steps : std::max<int64_t>(1, (is_float && p.m <= 32 ? 1 : 2) * kChunkBytes / p.step_bytes);
     p.prefetches = !streams;
   } else {
     p.rows_together = fits ? kRows : kRowsTogether;
@@ -350,7 +354,7 @@ void gemm(void* y, int y_dtype, int64_t ldy, const void* x, int dtype, int64_t l
   const QuantLayout quant(decoded, k);
   Product p{y, y_dtype, ldy, static_cast<const char*>(x), dtype, ldx * (dtype == kBf16 ? 2 : 4), norm_weight, eps,
             static_cast<const char*>(packed), decoded, bias, residual, ld_residual, m, n, k, segments, epilogue,
-            quant, QuantRows(quant.blocks, quant.pieces), 0, 0, 0, 0, 0, 0, false, false, 0, 0};
+            quant, QuantRows(quant.blocks, quant.pieces), 0, 0, 0, 0, 0, 0, false, false, 0, 0, 0};
   if (m == 0 || n == 0) return;
   plan(p);
   const bool each_prepares = m * k <= kPreparedByEach;

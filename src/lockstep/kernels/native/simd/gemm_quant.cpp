@@ -13,11 +13,10 @@ constexpr int kWords = 16;  // four-byte words of a block, for each column
 
 enum class Terms { kChannel, kScales, kMinimums, kZeroPoints };
 
-// Vectors of columns whose integer sums, and block sums beside them where blocks have scales, fit into registers.
-template <Terms kTerms, int MR, int kVectors>
+// Vectors of columns at a time: the integer sums of a piece fit into registers beside the floats they are added to.
+template <int MR, int kVectors>
 constexpr int vectors_at_once() {
-  const int fit = kTerms == Terms::kChannel || MR <= 3 ? 4 : 2;
-  return std::min({kVectors, kColumnVectors, fit});
+  return std::min({kVectors, kColumnVectors, MR <= 3 ? 4 : 2});
 }
 
 LS_INLINE float float_at(const char* p) {
@@ -31,80 +30,108 @@ LS_INLINE V broadcast_word(const char* p) {
   return set1_bits(word);
 }
 
+template <int MR, int NV, typename F>
+LS_INLINE void each(const F& f) {
+#pragma GCC unroll 6
+  for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) f(r, v);
+  }
+}
+
+// acc = starts + products of `words` four-byte words; moves q and b behind them.
+template <int MR, int NV>
+LS_INLINE void dots(V (&acc)[MR][NV], const char* starts, const char*& q, int64_t stride, const char*& b, int words) {
+#pragma GCC unroll 6
+  for (int r = 0; r < MR; ++r) {
+    const V start = broadcast_word(starts + r * stride);
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) acc[r][v] = start;
+  }
+  for (int w = 0; w < words; ++w, q += 4, b += kPanel * 4) {
+    V bv[NV];
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) bv[v] = load_words(b + v * kLanes * 4);
+#pragma GCC unroll 6
+    for (int r = 0; r < MR; ++r) {
+      const V word = broadcast_word(q + r * stride);
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) acc[r][v] = dot_bytes(acc[r][v], bv[v], word);
+    }
+  }
+}
+
+// One scale a column, applied when a row is finished: sums stay in registers from block to block.
+template <int MR, int NV>
+__attribute__((noinline)) void multiply_channel(const QuantTileArguments& t, int first_vector) {
+  const int64_t stride = t.layout->stride;
+  const char *q = t.rows + t.block * kBlock, *values = t.weight.values + first_vector * kLanes * 4;
+  const char* row_scales = t.rows + t.layout->scales_at + t.block * 4;
+  const char* starts = t.rows + t.layout->starts_at + t.block * 4;
+  float* sums = t.sums + first_vector * kLanes;
+  V sum[MR][NV];
+  each<MR, NV>([&](int r, int v) { sum[r][v] = load(sums + r * kPanel + v * kLanes); });
+  for (int64_t block = 0; block < t.blocks; ++block, values += t.weight.value_stride, row_scales += 4, starts += 4) {
+    V acc[MR][NV];
+    const char* b = values;
+    dots(acc, starts, q, stride, b, kWords);
+    each<MR, NV>([&](int r, int v) {
+      sum[r][v] = fma(set1(float_at(row_scales + r * stride)), to_float(acc[r][v]), sum[r][v]);
+    });
+  }
+  each<MR, NV>([&](int r, int v) { store(sums + r * kPanel + v * kLanes, sum[r][v]); });
+}
+
 template <Terms kTerms, int MR, int NV>
 __attribute__((noinline)) void multiply(const QuantTileArguments& t, int first_vector) {
-  constexpr bool kHasScales = kTerms != Terms::kChannel, kHasShifts = kTerms >= Terms::kMinimums;
-  const int64_t stride = t.layout->stride, blocks = t.blocks, value_stride = t.weight.value_stride;
-  const int pieces = kHasScales ? t.pieces : 1, words = kWords / pieces;
+  constexpr bool kHasShifts = kTerms >= Terms::kMinimums;
+  const int64_t stride = t.layout->stride;
+  const int pieces = t.pieces, words = kWords / pieces;
   const char *q = t.rows + t.block * kBlock, *values = t.weight.values + first_vector * kLanes * 4;
   const char* row_scales = t.rows + t.layout->scales_at + t.block * 4;
   const char* starts = t.rows + t.layout->starts_at + t.block * pieces * 4;
   const char* row_sums = t.rows + t.layout->sums_at + t.block * pieces * 4;
-  const float* scales = kHasScales ? t.weight.scales + first_vector * kLanes : nullptr;
+  const float* scales = t.weight.scales + first_vector * kLanes;
   const float* shifts = kHasShifts ? t.weight.shifts + first_vector * kLanes : nullptr;
   float* sums = t.sums + first_vector * kLanes;
-  for (int64_t block = 0; block < blocks; ++block, values += value_stride) {
+  for (int64_t block = 0; block < t.blocks; ++block, values += t.weight.value_stride, row_scales += 4) {
     asm volatile("" ::: "memory");  // keeps gcc from a second copy of all sums on the stack, written at every block
     V total[MR][NV];
-#pragma GCC unroll 6
-    for (int r = 0; r < MR; ++r) {
-#pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) total[r][v] = zero();
-    }
+    each<MR, NV>([&](int r, int v) { total[r][v] = zero(); });
     const char* b = values;
-    for (int piece = 0; piece < pieces; ++piece) {
+    for (int piece = 0; piece < pieces; ++piece, starts += 4, row_sums += 4, scales += kPanel) {
       V acc[MR][NV];
-#pragma GCC unroll 6
-      for (int r = 0; r < MR; ++r) {
-        const V start = broadcast_word(starts + r * stride);
-#pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) acc[r][v] = start;
-      }
-      for (int w = 0; w < words; ++w, q += 4, b += kPanel * 4) {
-        V bv[NV];
-#pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) bv[v] = load_words(b + v * kLanes * 4);
-#pragma GCC unroll 6
-        for (int r = 0; r < MR; ++r) {
-          const V word = broadcast_word(q + r * stride);
-#pragma GCC unroll 4
-          for (int v = 0; v < NV; ++v) acc[r][v] = dot_bytes(acc[r][v], bv[v], word);
-        }
-      }
-#pragma GCC unroll 6
-      for (int r = 0; r < MR; ++r) {
-        const V row_sum = kHasShifts ? set1(float_at(row_sums + r * stride)) : zero();
-#pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) {
-          V value = to_float(acc[r][v]);
-          const V shift = kHasShifts ? load(shifts + v * kLanes) : zero();
+      dots(acc, starts, q, stride, b, words);
+      each<MR, NV>([&](int r, int v) {
+        V value = to_float(acc[r][v]);
+        if constexpr (kHasShifts) {
+          const V shift = load(shifts + v * kLanes), row_sum = set1(float_at(row_sums + r * stride));
           if (kTerms == Terms::kZeroPoints) value = fma(shift, row_sum, value);  // whole numbers below 2^24: exact
-          total[r][v] = kHasScales ? fma(load(scales + v * kLanes), value, total[r][v]) : value;
+          total[r][v] = fma(load(scales + v * kLanes), value, total[r][v]);
           if (kTerms == Terms::kMinimums) total[r][v] = fma(shift, row_sum, total[r][v]);
+        } else {
+          total[r][v] = fma(load(scales + v * kLanes), value, total[r][v]);
         }
-      }
-      starts += 4;
-      row_sums += 4;
-      if (kHasScales) scales += kPanel;
+      });
       if (kHasShifts) shifts += kPanel;
     }
-#pragma GCC unroll 6
-    for (int r = 0; r < MR; ++r) {
-      const V row_scale = set1(float_at(row_scales + r * stride));
-#pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) {
-        float* sum = sums + r * kPanel + v * kLanes;
-        store(sum, fma(row_scale, total[r][v], load(sum)));
-      }
-    }
-    row_scales += 4;
+    each<MR, NV>([&](int r, int v) {
+      float* sum = sums + r * kPanel + v * kLanes;
+      store(sum, fma(set1(float_at(row_scales + r * stride)), total[r][v], load(sum)));
+    });
   }
 }
 
 template <Terms kTerms, int MR, int kVectors>
 void tile_with(const QuantTileArguments& t) {
-  constexpr int NV = vectors_at_once<kTerms, MR, kVectors>();
-  for (int v = 0; v < kVectors; v += NV) multiply<kTerms, MR, NV>(t, v);
+  constexpr int NV = vectors_at_once<MR, kVectors>();
+  for (int v = 0; v < kVectors; v += NV) {
+    if constexpr (kTerms == Terms::kChannel) {
+      multiply_channel<MR, NV>(t, v);
+    } else {
+      multiply<kTerms, MR, NV>(t, v);
+    }
+  }
 }
 
 template <int MR, int kVectors>
