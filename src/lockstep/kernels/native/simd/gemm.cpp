@@ -46,7 +46,7 @@ struct Product {
   int64_t columns;  // of the packed weight
   int64_t steps, segment_steps, step_bytes, panel_bytes;
   int64_t row_stride;  // of a prepared row, bytes
-  bool prepares, prefetches;
+  bool prepares, prefetches, takes_nibbles;
   int64_t rows_together, tile_rows, chunk_steps;
 
   int pair() const { return dtype == kBf16 ? 2 : 1; }
@@ -198,6 +198,15 @@ void multiply(const Product& p, const Rows& rows, int64_t first_row, int64_t num
     });
     return;
   }
+  if (p.takes_nibbles) {
+    each_tile(num_rows, p.tile_rows, [&](int64_t row, int height) {
+      prefetch_part(next, ahead, tile++, tiles);
+      nibble_tile({a + row * rows.stride, &p.quant_rows, begin, end - begin, &p.format, &p.quant,
+                   strip.panel + begin * p.quant.record_bytes, strip.first_vector, sums + row * kPanel},
+                  height, strip.vectors);
+    });
+    return;
+  }
   const Unpacked w = strip.whole.values ? advance(strip.whole, begin, p.quant.pieces)
                                         : unpack_strip(p, strip.panel, begin, end);
   const int64_t first_column = strip.first_vector * kLanes;
@@ -332,11 +341,13 @@ void plan(Product& p) {
   p.prepares = p.norm_weight || p.format.int_activations || padded != p.k || collides;
   p.row_stride = p.format.int_activations ? p.quant_rows.stride : apart((padded * p.element() + 63) / 64 * 64);
   const bool fits = p.steps * p.step_bytes <= kPanelBytesInCache;
+  p.takes_nibbles = p.m <= kNibbleRows && p.format.values == Values::kU4 && p.format.int_activations;
   // Three rows take all 64 columns at once: cold weights are then read in one pass.
   p.tile_rows = p.format.int_activations && p.m <= (p.format.is_grouped() ? 4 : kFewRows) ? 3 : kRows;
   if (p.m <= kFewRows) {
     p.rows_together = p.m;
-    const bool streams = p.m <= kRows && (is_float || (p.format.values == Values::kU8 && p.format.int_activations));
+    const bool streams = p.m <= kRows && (is_float || p.takes_nibbles ||
+                                          (p.format.values == Values::kU8 && p.format.int_activations));
     p.chunk_steps = streams ? p.steps : std::max<int64_t>(1, (is_float && p.m <= 32 ? 1 : 2) * kChunkBytes / p.step_bytes);
     p.prefetches = !streams;
   } else {
@@ -354,7 +365,7 @@ void gemm(void* y, int y_dtype, int64_t ldy, const void* x, int dtype, int64_t l
   const QuantLayout quant(decoded, k);
   Product p{y, y_dtype, ldy, static_cast<const char*>(x), dtype, ldx * (dtype == kBf16 ? 2 : 4), norm_weight, eps,
             static_cast<const char*>(packed), decoded, bias, residual, ld_residual, m, n, k, segments, epilogue,
-            quant, QuantRows(quant.blocks, quant.pieces), 0, 0, 0, 0, 0, 0, false, false, 0, 0, 0};
+            quant, QuantRows(quant.blocks, quant.pieces), 0, 0, 0, 0, 0, 0, false, false, false, 0, 0, 0};
   if (m == 0 || n == 0) return;
   plan(p);
   const bool each_prepares = m * k <= kPreparedByEach;

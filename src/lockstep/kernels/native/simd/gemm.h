@@ -2,7 +2,9 @@
 //
 // gemm.cpp         the kernel: rows prepared, work split over threads, tiles run, results finished
 // gemm_float.cpp   tiles of fp32 and bf16
-// gemm_quant.cpp   tiles of 8-bit activations, and packed weights taken apart for them
+// gemm_quant.cpp   tiles of 8-bit activations
+// gemm_nibbles.cpp  the same for a few rows of 4-bit weights as they are packed
+// unpack.cpp       packed weights taken apart for tiles
 // pack.cpp         weights into panels
 // quantise_rows.cpp  activations to 8 bits
 #pragma once
@@ -87,6 +89,13 @@ struct Unpacked {
   const float* shifts;   // [block][piece][64]: minimums, or zero points negated; null: neither
 };
 
+// A word of four bytes, or a float, in every lane.
+LS_INLINE V word_at(const char* p) {
+  uint32_t word;
+  std::memcpy(&word, p, 4);
+  return set1_bits(word);
+}
+
 struct QuantTileArguments {
   const char* rows;  // the first row
   const QuantRows* layout;
@@ -98,6 +107,20 @@ struct QuantTileArguments {
 };
 using QuantTile = void (*)(const QuantTileArguments&);
 QuantTile quant_tile(int rows, int vectors);
+
+// The same for 4-bit weights as they are packed, and at most kNibbleRows rows.
+constexpr int kNibbleRows = 3;
+struct NibbleTileArguments {
+  const char* rows;
+  const QuantRows* layout;
+  int64_t block, blocks;
+  const Format* format;
+  const QuantLayout* quant;
+  const char* record;  // of the first block
+  int first_vector;
+  float* sums;
+};
+void nibble_tile(const NibbleTileArguments& t, int rows, int vectors);
 
 // Unpacks blocks [begin, end) of a panel into `buffer`, of unpacked_floats() floats a block. `pair_is_bf16`: values as
 // bf16 pairs, else fp32, where activations are floats; bytes where they are not (then U8 stays where it is).

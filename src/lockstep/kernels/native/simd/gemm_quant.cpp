@@ -19,16 +19,6 @@ constexpr int vectors_at_once() {
   return std::min({kVectors, kColumnVectors, MR <= 3 ? 4 : 2});
 }
 
-LS_INLINE float float_at(const char* p) {
-  float value;
-  std::memcpy(&value, p, 4);
-  return value;
-}
-LS_INLINE V broadcast_word(const char* p) {
-  uint32_t word;
-  std::memcpy(&word, p, 4);
-  return set1_bits(word);
-}
 
 template <int MR, int NV, typename F>
 LS_INLINE void each(const F& f) {
@@ -44,7 +34,7 @@ template <int MR, int NV>
 LS_INLINE void dots(V (&acc)[MR][NV], const char* starts, const char*& q, int64_t stride, const char*& b, int words) {
 #pragma GCC unroll 6
   for (int r = 0; r < MR; ++r) {
-    const V start = broadcast_word(starts + r * stride);
+    const V start = word_at(starts + r * stride);
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) acc[r][v] = start;
   }
@@ -54,7 +44,7 @@ LS_INLINE void dots(V (&acc)[MR][NV], const char* starts, const char*& q, int64_
     for (int v = 0; v < NV; ++v) bv[v] = load_words(b + v * kLanes * 4);
 #pragma GCC unroll 6
     for (int r = 0; r < MR; ++r) {
-      const V word = broadcast_word(q + r * stride);
+      const V word = word_at(q + r * stride);
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) acc[r][v] = dot_bytes(acc[r][v], bv[v], word);
     }
@@ -76,7 +66,7 @@ __attribute__((noinline)) void multiply_channel(const QuantTileArguments& t, int
     const char* b = values;
     dots(acc, starts, q, stride, b, kWords);
     each<MR, NV>([&](int r, int v) {
-      sum[r][v] = fma(set1(float_at(row_scales + r * stride)), to_float(acc[r][v]), sum[r][v]);
+      sum[r][v] = fma(word_at(row_scales + r * stride), to_float(acc[r][v]), sum[r][v]);
     });
   }
   each<MR, NV>([&](int r, int v) { store(sums + r * kPanel + v * kLanes, sum[r][v]); });
@@ -105,7 +95,7 @@ __attribute__((noinline)) void multiply(const QuantTileArguments& t, int first_v
       each<MR, NV>([&](int r, int v) {
         V value = to_float(acc[r][v]);
         if constexpr (kHasShifts) {
-          const V shift = load(shifts + v * kLanes), row_sum = set1(float_at(row_sums + r * stride));
+          const V shift = load(shifts + v * kLanes), row_sum = word_at(row_sums + r * stride);
           if (kTerms == Terms::kZeroPoints) value = fma(shift, row_sum, value);  // whole numbers below 2^24: exact
           total[r][v] = fma(load(scales + v * kLanes), value, total[r][v]);
           if (kTerms == Terms::kMinimums) total[r][v] = fma(shift, row_sum, total[r][v]);
@@ -117,7 +107,7 @@ __attribute__((noinline)) void multiply(const QuantTileArguments& t, int first_v
     }
     each<MR, NV>([&](int r, int v) {
       float* sum = sums + r * kPanel + v * kLanes;
-      store(sum, fma(set1(float_at(row_scales + r * stride)), total[r][v], load(sum)));
+      store(sum, fma(word_at(row_scales + r * stride), total[r][v], load(sum)));
     });
   }
 }

@@ -1,6 +1,7 @@
 // Packed quantised weights taken apart into a buffer that stays in cache for all tiles: nibbles to bytes, bytes to
 // floats where activations are floats, scales of every kind to fp32.
 #include "gemm.h"
+#include "gemm_scales.h"
 
 namespace ls {
 namespace LOCKSTEP_ISA {
@@ -8,23 +9,6 @@ namespace {
 
 constexpr int kWords = 16;  // four-byte words of a block, for each column
 constexpr int kVectors = kPanel / kLanes;
-
-// Scales or shifts of one piece, 64 floats.
-void scales_to_float(const Format& f, const char* scales, const uint16_t* super, bool negative, float* out) {
-  for (int v = 0; v < kVectors; ++v) {
-    const int column = v * kLanes;
-    V value;
-    switch (f.scales) {
-      case Scales::kFp32: value = load(reinterpret_cast<const float*>(scales) + column); break;
-      case Scales::kFp16: value = load_half(reinterpret_cast<const uint16_t*>(scales) + column); break;
-      case Scales::kBf16: value = load(reinterpret_cast<const bf16*>(scales) + column); break;
-      case Scales::kSuperUnsigned: value = load_bytes(reinterpret_cast<const uint8_t*>(scales) + column); break;
-      default: value = load_bytes(reinterpret_cast<const int8_t*>(scales) + column);
-    }
-    if (f.is_super()) value = mul(load_half(super + column), value);
-    store(out + column, negative ? sub(zero(), value) : value);
-  }
-}
 
 // e4m3 in the low byte of each word: exponent bias 7 to 127 by a multiplication, which is exact; 0x7F is NaN.
 LS_INLINE V fp8_to_float(V byte) {
@@ -82,19 +66,12 @@ Unpacked unpack(const Format& f, const QuantLayout& layout, const char* panel, i
   const bool has_shifts = f.is_grouped() && f.shift != Shift::kOffset;
   for (int64_t block = 0; block < blocks; ++block) {
     const char* record = panel + (begin + block) * layout.record_bytes;
-    const auto* super = reinterpret_cast<const uint16_t*>(record);
     float* block_shifts = shifts + block * pieces * kPanel;
     for (int64_t piece = 0; f.is_grouped() && piece < pieces; ++piece) {
-      scales_to_float(f, record + layout.scales_at + piece * kPanel * layout.scale_bytes, super, false,
-                      scales + (block * pieces + piece) * kPanel);
-      const char* packed_shifts = record + layout.shifts_at + piece * kPanel * layout.shift_bytes;
-      if (f.shift == Shift::kMinimum) {
-        scales_to_float(f, packed_shifts, super + kPanel, f.is_super(), block_shifts + piece * kPanel);
-      } else if (f.shift == Shift::kZeroPoint) {
-        for (int c = 0; c < kPanel; c += kLanes) {
-          const V zero_points = load_bytes(reinterpret_cast<const uint8_t*>(packed_shifts) + c);
-          store(block_shifts + piece * kPanel + c, sub(zero(), zero_points));
-        }
+      for (int column = 0; column < kPanel; column += kLanes) {
+        store(scales + (block * pieces + piece) * kPanel + column, scale_vector(f, layout, record, piece, column));
+        if (!has_shifts) continue;
+        store(block_shifts + piece * kPanel + column, shift_vector(f, layout, record, piece, column));
       }
     }
     if (keeps_values) continue;
