@@ -37,9 +37,7 @@ def engine_of(model: str, weights: str) -> Engine:
 
 
 def program_of(engine: Engine, *, streams: int, prompt: int, cached: int) -> tuple[Program, Sizes]:
-    """The program of the last step of such requests: a decode step, or with no streams the chunk of
-    a prompt.
-    """
+    """The program of such requests' decode steps, or with no streams of the chunk of a prompt."""
     generated = 1 if streams == 0 else GENERATED_TOKENS // 2
     for serial in range(3):  # the first packs weights, the second finds its beginning cached
         params = SamplingParams(max_tokens=generated, temperature=0, ignore_eos=True)
@@ -51,8 +49,9 @@ def program_of(engine: Engine, *, streams: int, prompt: int, cached: int) -> tup
             )
         while engine.has_work:
             engine.step()
-    shape, (program, _) = next(reversed(engine._runner.programs._ready.items()))
-    return program, shape.sizes
+    ready = engine._runner.programs._ready
+    wanted = [shape for shape in ready if not streams or shape.sizes == (streams,)][-1]
+    return ready[wanted][0], wanted.sizes
 
 
 def labels(program: Program, sizes: Sizes) -> list[str]:

@@ -54,7 +54,9 @@ def test_rows_of_any_length(dtype, normal, name):
             assert torch.equal(linear(x, weight, packs=packs), want), k
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "int4-a16", "q6_k", "fp8"])
+@pytest.mark.parametrize(
+    "name", ["int8", "int4", "q4_0", "q4_k", "int4-g64-asym", "int4-a16", "q6_k", "fp8"]
+)
 def test_a_row_never_depends_on_the_others(dtype, normal, name):
     k, n = 768, 200
     x = normal(70, k, dtype=dtype)
@@ -68,7 +70,7 @@ def test_a_row_never_depends_on_the_others(dtype, normal, name):
         try:
             for threads in (1, 2):
                 kernels.set_num_threads(threads)
-                for m in (2, 3, 6, 7, 13, 31, 70):
+                for m in (2, 3, 4, 5, 6, 7, 13, 31, 63, 64, 65, 70):
                     assert torch.equal(linear(x[:m], weight, packs=packs, segments=8), alone[:m])
         finally:
             kernels.set_num_threads(before)

@@ -308,12 +308,12 @@ void run_unit(const Product& p, const Rows& rows, int64_t row_begin, int64_t row
   }
 }
 
-// Runs work(start(), begin, end) on [0, units): each thread a long run of its own, and of many units an eighth in small
-// steps to whoever is free. Few units are cut once: a thread then leaves at most one panel to another in the middle.
+// Runs work(start(), begin, end) on [0, units): each thread a long run of whole panels, and what is left in small steps
+// to whoever is free. `at_once`: all of it is cut among the threads, for less work than handing out would cost.
 template <typename Start, typename Work>
-void share(int64_t units, const Start& start, const Work& work) {
-  const int64_t threads = num_threads(), shared = units < 32 * threads ? 0 : units / 8;
-  const int64_t own = units - shared, grain = 2;
+void share(int64_t units, bool at_once, const Start& start, const Work& work) {
+  const int64_t threads = num_threads(), grain = units < 32 * threads ? 1 : 2, panels = 2 * threads;
+  const int64_t own = at_once || threads == 1 ? units : (units - units / 8) / panels * panels;
   std::atomic<int64_t> next{own};
   parallel(threads, 1, [&](int64_t begin, int64_t end) {
     const auto started = start();
@@ -387,7 +387,7 @@ void gemm(void* y, int y_dtype, int64_t ldy, const void* x, int dtype, int64_t l
     prepare_rows(p, 0, m, prepared);
     return Rows{prepared, p.row_stride};
   };
-  share(units, start, [&](const Rows& mine, int64_t begin, int64_t end) {
+  share(units, m <= kRows && units < 32 * num_threads(), start, [&](const Rows& mine, int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end;) {
       const int64_t row = unit / halves * m / row_blocks, row_end = (unit / halves + 1) * m / row_blocks;
       const int64_t half = unit % halves;

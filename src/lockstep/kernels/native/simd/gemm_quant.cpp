@@ -19,7 +19,6 @@ constexpr int vectors_at_once() {
   return std::min({kVectors, kColumnVectors, MR <= 3 ? 4 : 2});
 }
 
-
 template <int MR, int NV, typename F>
 LS_INLINE void each(const F& f) {
 #pragma GCC unroll 6
