@@ -12,7 +12,7 @@ import torch
 
 from lockstep import kernels
 from lockstep.kernels.arena import Arena, CaptureError
-from lockstep.kernels.capture import Program, UnpreparedError, record
+from lockstep.kernels.capture import Program, record
 from lockstep.kernels.linear import PackCache, linear
 from lockstep.kernels.rms_norm import rms_norm
 from lockstep.kernels.sampling import sample
@@ -124,7 +124,7 @@ def test_other_deeds_are_refused_by_name(normal, arena, deed, named):
 @torch.no_grad()
 def test_packing_within_a_step_is_refused(normal, arena):
     x, weight = normal(4, 48), normal(96, 48)
-    with pytest.raises(UnpreparedError, match="packed"):
+    with pytest.raises(CaptureError, match="packed"):
         record(lambda: linear(x, weight, packs=PackCache()), arena)
 
 

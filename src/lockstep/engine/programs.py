@@ -1,8 +1,8 @@
-"""Captured steps by family: recorded when a step of a family first comes, replayed from then on.
+"""Captured steps by family: recorded when one comes for the second time, replayed from then on.
 
-Recording computes nothing and takes some 50 ms; then every size of the family is one native call.
-Weights must be packed before, so the first step of a new model, or after its weights have changed,
-runs eagerly. A family that cannot be captured runs eagerly for good, and the reason is logged once.
+The first step of a family runs eagerly, which answers at once and packs weights. Recording computes
+nothing and takes some 50 ms; then every size of the family is one native call. A family that cannot
+be captured runs eagerly for good, and the reason is logged once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from lockstep.engine.step_inputs import StepLimits, StepShape
 from lockstep.engine.step_shapes import StepFamily
 from lockstep.kernels.arena import Arena, CaptureError
-from lockstep.kernels.capture import Program, UnpreparedError, record
+from lockstep.kernels.capture import Program, record
 
 logger = logging.getLogger("lockstep.engine")
 
@@ -49,7 +49,7 @@ class StepPrograms(Generic[Outputs]):
         self._programs: OrderedDict[StepFamily, tuple[Program, Outputs]] = OrderedDict()
         self._ready: OrderedDict[StepShape, tuple[Program, Outputs]] = OrderedDict()
         self._refused: dict[StepFamily, str] = {}
-        self._unprepared: set[StepFamily] = set()
+        self._seen: set[StepFamily] = set()
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -75,11 +75,14 @@ class StepPrograms(Generic[Outputs]):
 
     def clear(self) -> None:
         """Forget everything recorded: it computes with what is no longer the model."""
-        for entries in (self._programs, self._ready, self._refused, self._unprepared):
+        for entries in (self._programs, self._ready, self._refused, self._seen):
             entries.clear()
 
     def _make_ready(self, shape: StepShape) -> tuple[Program, Outputs] | None:
         family = StepFamily.of(shape, self._limits)
+        if family not in self._seen:
+            self._seen.add(family)
+            return None
         entry = self._programs.get(family) or self._record(family)
         if entry is None:
             return None
@@ -104,9 +107,6 @@ class StepPrograms(Generic[Outputs]):
                 largest.sizes,
             )
         except CaptureError as error:
-            if isinstance(error, UnpreparedError) and family not in self._unprepared:
-                self._unprepared.add(family)  # once: this step packs what is missing
-                return None
             if str(error) not in self.refusals:
                 logger.warning("steps like %s run eagerly: %s", largest, error)
             self._refused[family] = str(error)

@@ -47,10 +47,6 @@ Outputs = TypeVar("Outputs")
 Sizes = tuple[int, ...]
 
 
-class UnpreparedError(CaptureError):
-    """The function would pack a weight; it must run once before it is recorded."""
-
-
 class Program:
     """A recorded sequence of kernel calls, for all sizes from the smallest to the largest."""
 
@@ -187,7 +183,7 @@ class _Calls:
 
     def add(self, name: str, types: list[Any], args: tuple[Any, ...]) -> None:
         if name.startswith("pack"):  # whatever the format
-            raise UnpreparedError("a weight was packed within the step; pack it before, once")
+            raise CaptureError("a weight was packed within the step; pack it before, once")
         self.names.append(name)
         self.places.append(len(self._slots))
         self._slots.append(native().ls_kernel_number(name.encode()))
