@@ -13,12 +13,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
-from lockstep.models.layers import Embedding, Linear
+from lockstep.models.layers import num_weights_set
 from lockstep.models.llama import Llama
 from lockstep.models.lora import LoraLinear
 
 _version_of = attrgetter("_version")
-_weight_of = attrgetter("weight")
 _is_enabled = attrgetter("enabled")
 _num_registered = 0
 _is_watching = False
@@ -44,16 +43,15 @@ class ModelFingerprint:
 
     def _list(self) -> None:
         self._tensors = [*self._model.parameters(), *self._model.buffers()]
-        self._quantizable = [m for m in self._model.modules() if isinstance(m, Linear | Embedding)]
         self._adapters = [m for m in self._model.modules() if isinstance(m, LoraLinear)]
 
     def _current(self) -> tuple[object, ...]:
         return (
             _num_registered,
+            num_weights_set(),
             self._model.rotary.num_positions,
             list(map(_version_of, self._tensors)),
             list(map(Tensor.data_ptr, self._tensors)),
-            list(map(id, map(_weight_of, self._quantizable))),
             list(map(_is_enabled, self._adapters)),
         )
 

@@ -168,8 +168,20 @@ class Embedding(nn.Module):
         return embedding(tokens_T=tokens_T, weight_VD=self.weight, dtype=dtype)
 
 
+_num_weights_set = 0
+
+
+def num_weights_set() -> int:
+    """How often `set_weight` was called in this process: a quantised weight is no parameter, so
+    nothing else tells that a model got another.
+    """
+    return _num_weights_set
+
+
 def set_weight(module: Linear | Embedding, weight: Weight) -> None:
     """Give a module another weight: a parameter, or a quantised one, which is no parameter."""
+    global _num_weights_set
+    _num_weights_set += 1
     module._parameters.pop("weight", None)
     module.__dict__.pop("weight", None)
     if isinstance(weight, QuantizedWeight):
