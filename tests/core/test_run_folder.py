@@ -79,11 +79,11 @@ def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path) 
 
 def test_resuming_forgets_the_steps_that_will_run_again(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    run.truncate_metrics(before_step=0)  # nothing there yet
+    run.rewind(before_step=0)  # nothing there yet
     run.append_metrics({"event": "start"})
     for step in range(6):
         run.append_metrics({"step": step})
-    run.truncate_metrics(before_step=4)
+    run.rewind(before_step=4)
     run.append_metrics({"step": 4, "again": True})
     kept = read_metrics(run.metrics_path)
     assert kept == [

@@ -14,9 +14,9 @@ from lockstep.compress.config import (
     CalibrationConfig,
     CheckConfig,
     Format,
-    KVCacheDtype,
     Limits,
     Method,
+    NarrowKVCacheDtype,
     QuantizeConfig,
     choose_scheme,
 )
@@ -45,7 +45,7 @@ def quantize(
     damping: float = 0.01,
     check_only: bool = False,
     weights: str | None = None,
-    kv_cache_dtype: KVCacheDtype | None = None,
+    kv_cache_dtype: NarrowKVCacheDtype | None = None,
     config: Path | None = None,
 ) -> int:
     """Quantise a model layer by layer and measure what it cost; exit 1 past a limit.
@@ -131,7 +131,7 @@ def _check(
     data: CalibrationConfig,
     limits: Limits,
     weights: str | None,
-    kv_cache_dtype: KVCacheDtype | None,
+    kv_cache_dtype: NarrowKVCacheDtype | None,
 ) -> int:
     settings = CheckConfig(
         original=original,

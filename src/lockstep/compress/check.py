@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lockstep.compress.config import CheckConfig, KVCacheDtype, default_increase
+from lockstep.compress.config import CheckConfig, NarrowKVCacheDtype, default_increase
 from lockstep.compress.gate import Divergence, GateReport
 from lockstep.compress.layer_stream import HiddenStates
 from lockstep.compress.texts import load_texts
@@ -59,7 +59,7 @@ def check(config: CheckConfig, *, quiet: bool = False) -> GateReport:
     )
 
 
-def _hidden(model: Llama, tokens_L: Tensor, kv_cache_dtype: KVCacheDtype | None) -> Tensor:
+def _hidden(model: Llama, tokens_L: Tensor, kv_cache_dtype: NarrowKVCacheDtype | None) -> Tensor:
     attention = PackedAttention.from_lengths([len(tokens_L)], kv_format=kv_cache_dtype)
     return model(tokens_L, attention.positions(), attention)
 

@@ -14,7 +14,7 @@ from lockstep.core.quantization import WeightScheme, parse_scheme
 
 Method = Literal["rtn", "gptq", "awq", "smoothquant"]
 Format = Literal["compressed-tensors", "gguf", "both"]
-KVCacheDtype = Literal["int8", "fp8"]
+NarrowKVCacheDtype = Literal["int8", "fp8"]
 
 METHODS: dict[str, tuple[Method, ...]] = {
     "int8": ("smoothquant", "gptq", "rtn"),
@@ -118,7 +118,7 @@ class CheckConfig:
     """A name, folder or GGUF file; may be the original, where `weights` or the cache differ."""
     weights: str | None = None
     """How the checked model's matrices are held, as `load_model` takes it."""
-    kv_cache_dtype: KVCacheDtype | None = None
+    kv_cache_dtype: NarrowKVCacheDtype | None = None
     data: CalibrationConfig = field(default_factory=CalibrationConfig)
     """Its held-out text: the one a compression with these settings is judged by."""
     limits: Limits = field(default_factory=Limits)

@@ -78,8 +78,8 @@ class RunFolder:
             self._metrics = os.open(self.metrics_path, flags, 0o644)
         os.write(self._metrics, _line(record))
 
-    def truncate_metrics(self, *, before_step: int) -> None:
-        """Forget metrics of `before_step` and later, which a run resumed there writes again, and
+    def rewind(self, *, before_step: int) -> None:
+        """Go back: forget metrics of `before_step` and later, which a run resumed there writes again, and
         what a kill left half written anywhere in the folder.
         """
         self.close()

@@ -227,7 +227,7 @@ class RLRun:
             start, self._num_tokens = state["num_steps"], state["num_tokens"]
             self.engine.weights_updated(self._trainer.step)
             progress.say(f"resuming after step {start}")
-        folder.truncate_metrics(before_step=start + 1 if start else 0)
+        folder.rewind(before_step=start + 1 if start else 0)
         folder.write_config(self.config)
         folder.write_environment()
         if start == 0 and self.config.loop.eval_every:

@@ -165,7 +165,7 @@ class SFTRun:
             self._order.restore(state["order"])
             self._num_tokens = state["num_tokens"]
             progress.say(f"resuming after step {self._trainer.step}")
-        folder.truncate_metrics(before_step=self._trainer.step + 1 if state else 0)
+        folder.rewind(before_step=self._trainer.step + 1 if state else 0)
         folder.write_config(self.config)
         folder.write_environment()
         if state is None and self.eval_dataset is not None:

@@ -1,4 +1,4 @@
-// Tiles of 8-bit activations, and packed weights taken apart.
+// Tiles of 8-bit activations and weights of bytes, as they are packed or as unpack.cpp leaves them.
 //
 // A block of 64 inputs is 64 columns x 16 words of four bytes. Bytes multiply exactly into 32-bit sums (64 products of
 // at most 255 * 127), each piece of a block becomes a float once: P = sum over pieces of scale * sum (+ minimum *
