@@ -79,8 +79,8 @@ class RunFolder:
         os.write(self._metrics, _line(record))
 
     def rewind(self, *, before_step: int) -> None:
-        """Go back: forget metrics of `before_step` and later, which a run resumed there writes again, and
-        what a kill left half written anywhere in the folder.
+        """Go back: forget metrics of `before_step` and later, which a run resumed there writes
+        again, and what a kill left half written anywhere in the folder.
         """
         self.close()
         remove_leftovers(self.path)
